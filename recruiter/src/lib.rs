@@ -6,10 +6,10 @@
 //! | [`run`] | `recruiter run`: wait for the lease, lead, stand by |
 //! | `leader` | a term of leadership: the duties, and how a job finds its worker |
 //! | [`cli`] | the command line, one command per file |
-//! | [`dev`] | `dev`, `demo`, `bench` (feature `dev`) and the embedded MongoDB (feature `embedded`) |
 
 pub mod cli;
-#[cfg(feature = "embedded")]
-pub mod dev;
 mod leader;
 pub mod run;
+
+#[doc(hidden)]
+pub use leader::assign_once;

@@ -13,8 +13,8 @@ use std::{
 use bson::{Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use mongodb::{Client, Collection, Database, options::ClientOptions};
-use recruiter::dev::embedded::{self, EmbeddedMongo, Options};
 use recruiter_common::ConnectArgs;
+use recruiter_dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
 
 /// Names the variable with the connection string of a replica set for the tests, instead of the embedded mongod. It

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::future::join_all;
 use mongodb::{Client, error::Result, options::ClientOptions};
-use recruiter::dev::embedded::{EmbeddedMongo, Options};
+use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use tokio::time::timeout;
 
 use crate::{

@@ -12,13 +12,14 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
 use recruiter_common::{NewJob, traces::remote};
+use recruiter_testing::run_inline;
 use recruiter_tests::{
     factory::minimal_job,
     local::{Local, store},
     mongo::TestDatabase,
     wait::{SOON, wait_for},
 };
-use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Ran, Workable, Worker, stock, testing::run_inline};
+use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Ran, Workable, Worker, stock};
 use serde::{Deserialize, Serialize};
 use tracing::{Instrument as _, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;

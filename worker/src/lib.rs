@@ -47,7 +47,7 @@
 //! - With the feature `process`, for Linux, a worker is a complete program: `Worker::main` reads flags, logs, handles signals and ends
 //!   with an exit code. The stock worker, `recruiter-worker`, is such a program. Its classes are programs that a file names.
 //! - With the feature `opentelemetry`, each execution is a span of OpenTelemetry in the trace of its enqueuer.
-//! - The feature `testing` is a test kit, a dev-dependency.
+//! - `recruiter-testing` is a test kit, a dev-dependency.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -63,7 +63,6 @@
 //! | `hooks`, `layer` | calls of hooks; code around executions |
 //! | `notes` | progress, checkpoint and log of a running job |
 //! | `optimistic` | executes jobs in the process that enqueues them |
-//! | `testing` | a test kit, with the features `testing` and `testing-system` |
 //! | `threads` | threads of blocking workables |
 
 mod cancellation;
@@ -83,8 +82,6 @@ mod process;
 #[cfg(feature = "process")]
 mod programs;
 mod registry;
-#[cfg(feature = "testing")]
-pub mod testing;
 mod threads;
 mod transaction;
 mod workable;
@@ -109,6 +106,9 @@ pub use recruiter_common::{
     shutdown::{Shutdown, Trigger},
 };
 
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub use crate::engine::solo;
 pub use crate::{
     cancellation::Cancellation,
     config::{
@@ -321,7 +321,11 @@ impl Worker {
         self.run_notifying(connect.into(), config.into(), shutdown, Notifier::Silent).await
     }
 
-    fn validate(&self, config: &WorkerConfig) -> Result<(), WorkerError> {
+    /// Checks that this worker can run with these settings.
+    ///
+    /// # Errors
+    /// When it has no classes, or the settings contradict each other.
+    pub fn validate(&self, config: &WorkerConfig) -> Result<(), WorkerError> {
         config.validate()?;
         if self.registry.classes().next().is_none() {
             return Err(WorkerError::NoClasses);

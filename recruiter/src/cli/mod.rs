@@ -3,6 +3,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `dev` | `dev`, `demo`, `bench`: another program, `recruiter-dev` |
 //! | `enqueue` | `enqueue`: one job |
 //! | `import` | `enqueue --from`: a file of jobs |
 //! | `jobs` | `jobs list`, `jobs show` |
@@ -27,6 +28,7 @@
 
 mod change;
 mod consumers;
+mod dev;
 mod enqueue;
 mod events;
 mod exit;
@@ -40,7 +42,7 @@ mod import;
 mod jobs;
 mod limits;
 mod messages;
-pub(crate) mod output;
+pub mod output;
 mod presence;
 mod revise;
 mod roster;
@@ -54,7 +56,7 @@ mod workers;
 use std::{ffi::OsString, io::Write};
 
 use clap::{
-    CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    Parser, Subcommand,
     error::{ContextKind, ContextValue},
 };
 use recruiter_common::{
@@ -68,20 +70,13 @@ use recruiter_common::{
 };
 
 use self::exit::{exit_codes, or_stopped};
-#[cfg(feature = "dev")]
-use crate::dev::{bench, command as dev, demo};
 use crate::run;
 
-#[cfg(feature = "dev")]
-const DEV_EXAMPLES: &str = "  recruiter demo --dir ~/Documents
+const EXAMPLES: &str = "  recruiter demo --dir ~/Documents
       run it on your own files, with an embedded MongoDB
   recruiter dev
       run MongoDB and a complete Recruiter for development, until Ctrl-C
-";
-#[cfg(not(feature = "dev"))]
-const DEV_EXAMPLES: &str = "";
-
-const EXAMPLES: &str = "  recruiter run
+  recruiter run
       assign jobs to workers until stopped; a second process stands by
   recruiter enqueue --class checksum --parameters '{\"path\": \"/etc/hostname\"}' \\
       --after 5m
@@ -132,7 +127,7 @@ error message names the --skip to continue with.";
 
 fn examples() -> String {
     format!(
-        "Global options, described by --help: --uri, --connect-timeout, --collection-prefix, --log, --log-format\n\nExamples:\n{DEV_EXAMPLES}{EXAMPLES}"
+        "Global options, described by --help: --uri, --connect-timeout, --collection-prefix, --log, --log-format\n\nExamples:\n{EXAMPLES}"
     )
 }
 
@@ -192,45 +187,25 @@ enum Command {
     /// List, set, reset and remove consumer groups, whose messages become jobs
     Consumers(consumers::ConsumersArgs),
     /// Run MongoDB and a complete Recruiter on this machine, for development
-    #[cfg(feature = "dev")]
+    #[command(disable_help_flag = true)]
     Dev(dev::DevArgs),
     /// Run one job for each of your files, kill a worker, and check that no job is lost
-    #[cfg(feature = "dev")]
-    Demo(demo::DemoArgs),
+    #[command(disable_help_flag = true)]
+    Demo(dev::DevArgs),
     /// Measure speed and resource use, by default on an embedded MongoDB
-    #[cfg(feature = "dev")]
-    Bench(bench::BenchArgs),
+    #[command(disable_help_flag = true)]
+    Bench(dev::DevArgs),
 }
 
 impl Config {
-    /// Parses a command line.
-    ///
-    /// # Errors
-    /// Describes what is wrong. Its usage line names only the missing arguments; clap's own would also name those set
-    /// in the environment.
-    pub fn of(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let arguments: Vec<OsString> = arguments.into_iter().collect();
-        let mut command = with_global_options_in_long_help(without_empty_variables(Self::command()));
-        let parsed = command.try_get_matches_from_mut(&arguments).and_then(|matches| Self::from_arg_matches(&matches));
-        parsed.map_err(|mut error| {
-            if error.get(ContextKind::Usage).is_some() {
-                let words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
-                let meant = words.fold(&command, |command, word| command.find_subcommand(word).unwrap_or(command));
-                error.insert(ContextKind::Usage, ContextValue::StyledStr(meant.clone().render_usage()));
-            }
-            error
-        })
-    }
-
     /// The logging options: a long-running process logs what it does, a command only warnings and errors.
     pub fn log(&self) -> LogArgs {
         match self.command {
             Command::Run(_) => self.log.clone(),
-            #[cfg(feature = "dev")]
-            Command::Dev(_) => self.log.clone(),
-            #[cfg(feature = "dev")]
-            Command::Demo(_) | Command::Bench(_) => self.log.clone().quietly(),
-            Command::Enqueue(_)
+            Command::Dev(_)
+            | Command::Demo(_)
+            | Command::Bench(_)
+            | Command::Enqueue(_)
             | Command::Jobs(_)
             | Command::Graph(_)
             | Command::Groups(_)
@@ -255,14 +230,10 @@ impl Config {
     /// # Errors
     /// The error of the command, with its [`Exit`] if that is not 1.
     pub async fn run(self) -> anyhow::Result<()> {
-        logging::init(&self.log())?;
-        secrets::hide();
-        let shutdown = Shutdown::on_signals()?;
-        let mut at_once = shutdown.clone();
-        tokio::select! {
-            done = self.dispatch(shutdown) => done,
-            () = at_once.aborted() => Err(anyhow::anyhow!("stopped at once by a second signal").context(Exit::Aborted)),
+        if matches!(self.command, Command::Dev(_) | Command::Demo(_) | Command::Bench(_)) {
+            return Err(dev::become_recruiter_dev());
         }
+        until_stopped(&self.log(), |shutdown| self.dispatch(shutdown)).await
     }
 
     async fn dispatch(self, shutdown: Shutdown) -> anyhow::Result<()> {
@@ -286,17 +257,49 @@ impl Config {
             Command::Publish(args) => messages::publish(args, connect).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
             Command::Events(args) => events::run(args, connect, shutdown, out).await,
-            #[cfg(feature = "dev")]
-            Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
-            #[cfg(feature = "dev")]
-            Command::Demo(args) => demo::run(args, shutdown, out).await,
-            #[cfg(feature = "dev")]
-            Command::Bench(args) => bench::run(args, shutdown, out).await,
+            Command::Dev(_) | Command::Demo(_) | Command::Bench(_) => return Err(dev::become_recruiter_dev()),
         };
         // Output and events that were produced before an error are written as well.
         let written = out.flush();
         events_of_process::flush().await;
         done.and(written.map_err(Into::into))
+    }
+}
+
+/// Parses a command line.
+///
+/// # Errors
+/// Describes what is wrong. Its usage line names only the missing arguments; clap's own would also name those set
+/// in the environment.
+pub fn parsed<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut command = with_global_options_in_long_help(without_empty_variables(C::command()));
+    let parsed = command.try_get_matches_from_mut(&arguments).and_then(|matches| C::from_arg_matches(&matches));
+    parsed.map_err(|mut error| {
+        if error.get(ContextKind::Usage).is_some() {
+            let words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
+            let meant = words.fold(&command, |command, word| command.find_subcommand(word).unwrap_or(command));
+            error.insert(ContextKind::Usage, ContextValue::StyledStr(meant.clone().render_usage()));
+        }
+        error
+    })
+}
+
+/// Starts logging and runs a command. A second signal ends it at once.
+///
+/// # Errors
+/// The error of the command, with its [`Exit`] if that is not 1.
+pub async fn until_stopped<F: Future<Output = anyhow::Result<()>>>(
+    log: &LogArgs,
+    command: impl FnOnce(Shutdown) -> F,
+) -> anyhow::Result<()> {
+    logging::init(log)?;
+    secrets::hide();
+    let shutdown = Shutdown::on_signals()?;
+    let mut at_once = shutdown.clone();
+    tokio::select! {
+        done = command(shutdown) => done,
+        () = at_once.aborted() => Err(anyhow::anyhow!("stopped at once by a second signal").context(Exit::Aborted)),
     }
 }
 
@@ -310,6 +313,8 @@ fn with_global_options_in_long_help(command: clap::Command) -> clap::Command {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]
@@ -323,7 +328,7 @@ mod tests {
     fn the_usage_names_what_is_missing_and_not_what_is_there() {
         let usage = |arguments: &str| {
             let words = format!("recruiter {arguments} --uri mongodb://x/y --log info");
-            let text = Config::of(words.split(' ').map(OsString::from)).map(|_| ()).expect_err("it is wrong").to_string();
+            let text = parsed::<Config>(words.split(' ').map(OsString::from)).map(|_| ()).expect_err("it is wrong").to_string();
             text.lines().find(|line| line.starts_with("Usage:")).unwrap_or_default().to_owned()
         };
         assert_eq!(usage("enqueue"), "Usage: recruiter enqueue [OPTIONS]");
@@ -404,7 +409,7 @@ mod tests {
     fn the_short_help_of_a_subcommand_is_about_that_subcommand() {
         let help = |args: &[&str]| {
             let arguments = ["recruiter"].iter().chain(args).map(OsString::from);
-            Config::of(arguments).expect_err("help is shown as an error").to_string()
+            parsed::<Config>(arguments).expect_err("help is shown as an error").to_string()
         };
         assert!(!help(&["jobs", "list", "-h"]).contains("--connect-timeout"), "{}", help(&["jobs", "list", "-h"]));
         assert!(help(&["jobs", "list", "--help"]).contains("--connect-timeout <DURATION>"));

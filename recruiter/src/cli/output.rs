@@ -12,7 +12,8 @@ use std::{
 use anstyle::AnsiColor;
 use bson::{Bson, Document, doc};
 use clap::{Args, builder::BoolishValueParser};
-pub(crate) use recruiter_common::text::{apart, briefly_apart, moment, printable};
+pub use recruiter_common::text::printable;
+pub(crate) use recruiter_common::text::{apart, briefly_apart, moment};
 use tokio::{io::Interest, net::unix::pipe::Sender};
 
 /// Width in characters when the output is not a terminal.
@@ -26,15 +27,15 @@ const INDENT: &str = "    ";
 
 /// The output format: text, or JSON for programs.
 #[derive(Args, Clone, Copy, Debug)]
-pub(crate) struct Format {
+pub struct Format {
     /// Write one JSON object per line, for programs
     #[arg(long, env = "RECRUITER_JSON", value_parser = BoolishValueParser::new())]
-    pub(crate) json: bool,
+    pub json: bool,
 }
 
 /// Standard output. Its reader may close it at any time (`… | head`). Then the rest of the output is dropped, and the
 /// command completes its work.
-pub(crate) fn stdout() -> impl Write {
+pub fn stdout() -> impl Write {
     BufWriter::new(UntilClosed { inner: io::stdout().lock(), closed: false })
 }
 
@@ -103,23 +104,26 @@ pub(crate) fn with_state(document: Document, state: &str) -> Document {
 }
 
 /// Writes one document as one line of JSON.
-pub(crate) fn json_line(out: &mut impl Write, document: Document) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written.
+pub fn json_line(out: &mut impl Write, document: Document) -> io::Result<()> {
     writeln!(out, "{}", Bson::Document(document).into_relaxed_extjson())
 }
 
 /// Width and colours of the output.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Screen {
+pub struct Screen {
     /// Width in characters.
-    pub(crate) width: usize,
+    pub width: usize,
     /// Whether colours are written.
-    pub(crate) colours: bool,
+    pub colours: bool,
 }
 
 impl Screen {
     /// Standard output: the width of the terminal (or `COLUMNS`), 80 characters if it is not a terminal. Colours only
     /// on a terminal, and not if `NO_COLOR` is set.
-    pub(crate) fn of_stdout() -> Self {
+    pub fn of_stdout() -> Self {
         let asked = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
         let found = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0)).filter(|columns| *columns > 0);
         let colours = anstream::AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never;
@@ -137,35 +141,38 @@ impl Screen {
 
 /// A column: its title, its alignment, and the width to which it may be cut.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Column {
+pub struct Column {
     title: &'static str,
     right: bool,
     least: usize,
 }
 
 impl Column {
-    pub(crate) const fn left(title: &'static str) -> Self {
+    /// A column of texts.
+    pub const fn left(title: &'static str) -> Self {
         Self { title, right: false, least: usize::MAX }
     }
 
-    pub(crate) const fn right(title: &'static str) -> Self {
+    /// A column of numbers.
+    pub const fn right(title: &'static str) -> Self {
         Self { title, right: true, least: usize::MAX }
     }
 
     /// Allows cells to be cut to `least` characters on a narrow screen.
-    pub(crate) const fn cut_to(self, least: usize) -> Self {
+    pub const fn cut_to(self, least: usize) -> Self {
         Self { least, ..self }
     }
 }
 
 /// One row: its cells, and optionally a second line.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Row {
-    pub(crate) cells: Vec<String>,
+pub struct Row {
+    /// A text for each column.
+    pub cells: Vec<String>,
     /// Index of the coloured cell, and its colour.
-    pub(crate) colour: Option<(usize, AnsiColor)>,
+    pub colour: Option<(usize, AnsiColor)>,
     /// Text on a second line.
-    pub(crate) below: Option<String>,
+    pub below: Option<String>,
 }
 
 impl From<Vec<String>> for Row {
@@ -176,7 +183,13 @@ impl From<Vec<String>> for Row {
 
 /// Writes rows under the titles of their columns. Each column is as wide as its widest cell. If the table is wider than
 /// the screen, the widest columns that may be cut are cut.
-pub(crate) fn table(out: &mut impl Write, screen: Screen, columns: &[Column], rows: &[Row]) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written.
+///
+/// # Panics
+/// When a row has fewer cells than there are columns.
+pub fn table(out: &mut impl Write, screen: Screen, columns: &[Column], rows: &[Row]) -> io::Result<()> {
     let length = |text: &str| text.chars().count();
     let widest = |at: usize, column: &Column| rows.iter().map(|row| length(&row.cells[at])).fold(length(column.title), usize::max);
     let mut widths: Vec<usize> = columns.iter().enumerate().map(|(at, column)| widest(at, column)).collect();

@@ -141,8 +141,10 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
     Ok(assigning)
 }
 
-#[cfg(feature = "dev")]
-/// One round of a leader with empty caches. Returns the number of assigned jobs.
-pub(crate) async fn assign_once(store: &Store, term: LeaseTerm) -> Result<usize, StoreError> {
+/// One round of a leader with empty caches, to measure it. Returns the number of assigned jobs.
+///
+/// # Errors
+/// When MongoDB refuses or cannot be reached.
+pub async fn assign_once(store: &Store, term: LeaseTerm) -> Result<usize, StoreError> {
     Ok(Assigning::default().tick(store, term, trigger::Trigger::default(), Duration::from_secs(1)).await?.assigned)
 }

@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::shutdown::pause;
+use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     full_length,
     mongo::temporary,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::future::join_all;
-use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{StartId, WorkerId},
     retry_policy::{RetryForever, RetryManyTimes},
 };
+use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     fail_points::FailPoint,

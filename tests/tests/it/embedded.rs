@@ -5,7 +5,7 @@ use std::{fs, net::TcpListener, path::Path};
 
 use bson::{Document, doc};
 use mongodb::Client;
-use recruiter::dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
+use recruiter_dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
 use recruiter_tests::{
     mongo::mongod,
     processes::is_alive,

@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bson::doc;
 use recruiter_common::{NewJob, RetryManyTimes, Workable, store::JobFilter};
+use recruiter_testing::{Drain, DrainError, Inline, InlineError, NotAlone, enqueued, run_inline};
 use recruiter_tests::{
     diary::Diary,
     local::{Local, store},
@@ -12,7 +13,6 @@ use recruiter_tests::{
 };
 use recruiter_worker::{
     BlockingExecutable, Context, Executable, Failure, FinishReason, Layer, Next, NotDone, Priority, Ran, Success, Worker,
-    testing::{Drain, DrainError, Inline, InlineError, NotAlone, enqueued, run_inline},
 };
 use serde::{Deserialize, Serialize};
 

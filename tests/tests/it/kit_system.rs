@@ -12,15 +12,13 @@ use recruiter_common::{
     FinishReason, JobResult, NewJob, RetryManyTimes, WaitError, Workable,
     workers::{self, Chosen, WorkerChange},
 };
+use recruiter_testing::{System, SystemError, TestDatabase};
 use recruiter_tests::{
     mongo,
     processes::mentioning,
     wait::{SOON, wait_until},
 };
-use recruiter_worker::{
-    Context, Executable, NotDone, Worker, WorkerConfig,
-    testing::{System, SystemError, TestDatabase},
-};
+use recruiter_worker::{Context, Executable, NotDone, Worker, WorkerConfig};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 

@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bson::doc;
 use nix::sys::signal::Signal;
-use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{
     Pattern, Store,
     messages::{From, Message, Messages, Position, PublishError, SubscribeError},
     shutdown::pause,
 };
+use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     local::{connect_args, store},
     mongo::{TestDatabase, temporary},

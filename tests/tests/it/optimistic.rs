@@ -11,6 +11,7 @@ use recruiter_common::{
     shutdown::pause,
     workers::Wanted,
 };
+use recruiter_testing::Drain;
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
@@ -19,7 +20,6 @@ use recruiter_tests::{
     processes::Process,
     wait::{SOON, wait_until},
 };
-use recruiter_worker::testing::Drain;
 use recruiter_worker::{
     Attempted, Context, Executable, Failure, FinishReason, NotDone, Optimistic, Ran, TransactionSession, Unique, Worker, WorkerConfig,
     WorkerError,

@@ -8,8 +8,8 @@ use std::{
 };
 
 use bson::{Document, doc};
-use recruiter::dev::embedded::{EmbeddedMongo, Options};
 use recruiter_common::{Store, enqueue::NewJob};
+use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     local::store,
     mongo::{TestDatabase, temporary},

@@ -65,7 +65,7 @@ mod skipped;
 mod slots;
 mod snooze;
 #[cfg(feature = "testing")]
-pub(crate) mod solo;
+pub mod solo;
 mod startable;
 mod starts;
 mod table;

@@ -1,6 +1,6 @@
 //! Executes single jobs outside of a session: without a place in the roster, slots, heartbeats and a recorder.
 //!
-//! Used by tests of applications (`testing`). The workable, the layers, the policy and the verdict are those of a worker. Nothing cancels
+//! Used by the test kit for applications, `recruiter-testing`. The workable, the layers, the policy and the verdict are those of a worker. Nothing cancels
 //! such an execution except its time limit.
 
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use super::{
     startable::Startable,
     verdict::{Verdict, verdict},
 };
+pub use crate::registry::deserialize;
 use crate::{
     Worker,
     cancellation::Cancel,
@@ -54,16 +55,22 @@ pub enum NotAlone {
     Bundle,
 }
 
+/// Whether the worker has this class.
+pub fn has_class(worker: &Worker, class: &str) -> bool {
+    worker.registry.has(class)
+}
+
 /// A job that can be executed alone, before its start.
-pub(crate) struct Solo<'a> {
+pub struct Solo<'a> {
     worker: &'a Worker,
     store: Option<Arc<Store>>,
-    pub(crate) job: Arc<Job>,
+    /// The job.
+    pub job: Arc<Job>,
     policy: Policy,
 }
 
 /// An execution that has ended.
-pub(crate) struct Execution {
+pub struct Execution {
     job: Arc<Job>,
     verdict: Verdict,
     at: Instant,
@@ -73,7 +80,9 @@ pub(crate) struct Execution {
 }
 
 impl<'a> Solo<'a> {
-    pub(crate) fn new(worker: &'a Worker, store: Option<Arc<Store>>, job: Arc<Job>) -> Result<Self, NotAlone> {
+    /// # Errors
+    /// When this worker cannot execute the job alone.
+    pub fn new(worker: &'a Worker, store: Option<Arc<Store>>, job: Arc<Job>) -> Result<Self, NotAlone> {
         if job.bundle.is_some() {
             return Err(NotAlone::Bundle);
         }
@@ -85,13 +94,14 @@ impl<'a> Solo<'a> {
     }
 
     /// How the job is locked by a start.
-    pub(crate) fn startable(&self, now: Instant) -> Startable {
+    fn startable(&self, now: Instant) -> Startable {
         let died = Failure::new(failure::WORKER_DIED, "its process died");
         Startable::new(self.job.clone(), self.policy.clone(), None, &died, now)
     }
 
-    /// Executes the job, which begins with this start.
-    pub(crate) async fn execute(&self, start: &Start, clock: impl Fn() -> Instant) -> Execution {
+    /// Executes the job, which begins now, at `server` by the server's clock.
+    pub async fn execute(&self, server: Instant, clock: impl Fn() -> Instant) -> Execution {
+        let start = &start(clock(), server);
         let (job, _, previous) = self.startable(start.now).marked(start);
         let now = clock();
         let asked = self.policy.clone().and_then(|policy| {
@@ -147,23 +157,25 @@ impl<'a> Solo<'a> {
 
 impl Execution {
     /// The start by which the execution began, valid from now on: the execution may have taken longer than a start is valid.
-    pub(crate) fn start(&self, server: Instant) -> Start {
+    fn start(&self, server: Instant) -> Start {
         Start { lease_until: server + RECORDED_WITHIN, ..self.start.clone() }
     }
 
-    pub(crate) fn ran(&self) -> Ran {
+    /// The end, as it would be recorded.
+    ///
+    /// # Panics
+    /// Never: nothing takes the claim of such an execution.
+    pub fn ran(&self) -> Ran {
         Ran::of(&self.verdict).expect("nothing takes the claim of an execution that has no session")
     }
 
     /// Locks the job by this start and records the end, guarded by both. `ClaimLost` if something else has started, changed or ended the job
     /// before.
-    pub(crate) async fn record(
-        &self,
-        store: &Store,
-        session: &mut CommitSession,
-        start: &Start,
-        solo: &Solo<'_>,
-    ) -> Result<Recorded, StoreError> {
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn record(&self, store: &Store, session: &mut CommitSession, solo: &Solo<'_>) -> Result<Recorded, StoreError> {
+        let start = &self.start(store.now());
         let to_start = solo.startable(start.now).to_start(start.now);
         let to_start = ToStart { conditions: to_start.conditions.early(), ..to_start };
         let claims = store.start_if_unlocked(start, &[to_start]).await?;
@@ -186,7 +198,7 @@ impl Execution {
     }
 
     /// Calls the hooks.
-    pub(crate) async fn hooks(&self) {
+    pub async fn hooks(&self) {
         if let (Some(workable), Some((failure, last))) = (&self.workable, self.verdict.for_hooks()) {
             workable.after(&self.context, failure, last).await;
         }
@@ -194,7 +206,7 @@ impl Execution {
 }
 
 /// A start by this process, which is in no roster: a cleaner rescues a job that it locks and does not end.
-pub(crate) fn start(now: Instant, server: Instant) -> Start {
+fn start(now: Instant, server: Instant) -> Start {
     let (hostname, pid) = ProcessIdentity::of_this_process().map_or_else(|_| (String::new(), 0), |process| (process.hostname, process.pid));
     Start { id: StartId::new(), worker: WorkerId::new(), hostname, pid, lease_until: server + RECORDED_WITHIN, now }
 }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use bson::oid::ObjectId;
-use recruiter::dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
 use recruiter_common::{ConnectArgs, ConnectError, Store, mongodb::Client, store::DriverError};
+use recruiter_dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
 use tokio::{runtime, sync::OnceCell, time::timeout};
 
 /// How long a test waits for a MongoDB that does not answer, unless its connection says otherwise.
@@ -27,7 +27,8 @@ const DROP_WITHIN: Duration = Duration::from_secs(3);
 /// killed, and its data is deleted then.
 ///
 /// ```no_run
-/// use recruiter_worker::{Worker, testing::{Drain, TestDatabase}};
+/// use recruiter_testing::{Drain, TestDatabase};
+/// use recruiter_worker::Worker;
 ///
 /// # async fn example(worker: Worker) -> Result<(), Box<dyn std::error::Error>> {
 /// let database = TestDatabase::new().await?;

@@ -37,7 +37,7 @@ use super::{
     embedded::{Options, on_path},
     fleet::{Fleet, Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE, tell},
 };
-use crate::cli::output::{Format, json_line, printable};
+use recruiter::cli::output::{Format, json_line, printable};
 
 /// Name of the log file of all processes, in the demonstration's directory.
 const LOG: &str = "processes.log";

@@ -15,7 +15,7 @@ use super::{
     stage::Stage,
     usage::{computed, memory, percent_of_a_core},
 };
-use crate::dev::fleet::Fleet;
+use crate::fleet::Fleet;
 
 /// Time from when all processes are ready until the measurement begins.
 const SETTLE: Duration = Duration::from_secs(5);

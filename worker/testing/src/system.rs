@@ -10,11 +10,11 @@ use recruiter_common::{
     shutdown::{Shutdown, Trigger},
     store::{StoreError, Unfinished},
 };
+use recruiter_worker::{Worker, WorkerConfig, WorkerError};
 use tokio::time::{interval, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{TestDatabase, TestDatabaseError};
-use crate::{Worker, WorkerConfig, WorkerError};
+use crate::{TestDatabase, TestDatabaseError};
 
 /// How often the system is checked while a test waits.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -44,7 +44,8 @@ const CLEANER: CleanerArgs = CleanerArgs {
 /// ```no_run
 /// use std::time::Duration;
 ///
-/// use recruiter_worker::{Context, Executable, NotDone, Workable, Worker, WorkerConfig, testing::System};
+/// use recruiter_testing::System;
+/// use recruiter_worker::{Context, Executable, NotDone, Workable, Worker, WorkerConfig};
 ///
 /// #[derive(serde::Serialize, serde::Deserialize)]
 /// struct Greet {

@@ -15,7 +15,7 @@ use super::{
     rate,
     stage::{Ends, Stage},
 };
-use crate::dev::fleet::Fleet;
+use crate::fleet::Fleet;
 
 /// How long the jobs of one row take at least, if no slot is ever idle.
 const IDEAL_RUN: Duration = Duration::from_secs(3);

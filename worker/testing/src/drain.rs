@@ -10,12 +10,9 @@ use recruiter_common::{
     store::{CommitSession, Lane, Recorded, StoreError},
 };
 
-use crate::{
-    Worker,
-    engine::{
-        ran::Ran,
-        solo::{NotAlone, Solo, start},
-    },
+use recruiter_worker::{
+    Ran, Worker,
+    solo::{NotAlone, Solo, has_class},
 };
 
 /// Maximum number of executions. More are taken for jobs that enqueue each other without an end.
@@ -29,12 +26,13 @@ const CLASSES: usize = 10_000;
 ///
 /// For tests, on a database where neither a worker nor a recruiter runs: limits, pauses and weights are not observed, no schedule becomes
 /// due, and jobs that wait for others are not released. Classes that the worker does not have are left alone.
-/// [`Context::transaction`](crate::Context::transaction) is not available.
+/// [`Context::transaction`](recruiter_worker::Context::transaction) is not available.
 ///
 /// ```no_run
 /// use std::time::Duration;
 ///
-/// use recruiter_worker::{Store, Worker, testing::{Drain, Ran}};
+/// use recruiter_testing::{Drain, Ran};
+/// use recruiter_worker::{Store, Worker};
 ///
 /// # async fn example(worker: Worker, store: Store) -> Result<(), Box<dyn std::error::Error>> {
 /// let drained = Drain::new(&worker, &store).run().await?;
@@ -154,9 +152,8 @@ impl<'a> Drain<'a> {
             }
             let solo =
                 Solo::new(self.worker, Some(Arc::new(self.store.clone())), job).map_err(|source| DrainError::NotAlone { id, source })?;
-            let execution = solo.execute(&start(clock(), self.store.now()), clock).await;
-            let begun = execution.start(self.store.now());
-            if execution.record(self.store, &mut session, &begun, &solo).await? != Recorded::Yes {
+            let execution = solo.execute(self.store.now(), clock).await;
+            if execution.record(self.store, &mut session, &solo).await? != Recorded::Yes {
                 return Err(DrainError::Overtaken(id));
             }
             execution.hooks().await;
@@ -174,7 +171,7 @@ impl<'a> Drain<'a> {
         for group in self.store.gated_groups().await? {
             lanes.extend(self.store.gated_lanes_of(&group).await?);
         }
-        lanes.retain(|lane| self.worker.registry.has(&lane.class));
+        lanes.retain(|lane| has_class(self.worker, &lane.class));
         let due = if lanes.is_empty() { None } else { self.store.due_jobs(&lanes, now, 1).await?.jobs.into_iter().next() };
         let Some(due) = due else { return Ok(None) };
         match self.store.unlocked(&[due.id]).await?.into_iter().next() {

@@ -15,7 +15,7 @@ use super::{
     embedded::Options,
     fleet::{Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE},
 };
-use crate::cli::output::{Format, json_line};
+use recruiter::cli::output::{Format, json_line};
 
 /// The arguments of `dev`.
 #[derive(Args, Clone, Debug)]

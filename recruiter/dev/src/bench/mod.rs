@@ -27,7 +27,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::shutdown::Shutdown;
 
 use self::stage::Stage;
-use crate::cli::output::{Column, Row, Screen, json_line, table};
+use recruiter::cli::output::{Column, Row, Screen, json_line, table};
 
 /// The arguments of `bench`.
 #[derive(Args, Clone, Debug)]

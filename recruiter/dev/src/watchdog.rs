@@ -99,7 +99,6 @@ impl Watched {
     }
 
     /// Whether SIGSTOP has taken effect. On a busy machine the program continues for some milliseconds after the signal.
-    #[cfg(feature = "dev")]
     pub(crate) fn is_stopped(&self) -> bool {
         let stat = procfs::process::Process::new(self.program.as_raw()).and_then(|process| process.stat());
         stat.is_ok_and(|stat| stat.state == 'T')

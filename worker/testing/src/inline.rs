@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use recruiter_common::{NewJob, Store, enqueue::EnqueueError, instant::Instant, job::Job};
 
-use crate::{
-    Worker,
-    engine::{
-        ran::Ran,
-        solo::{NotAlone, Solo, start},
-    },
+use recruiter_worker::{
+    Ran, Worker,
+    solo::{NotAlone, Solo},
 };
 
 /// How a job is executed inline: [`Inline::new`] has the values of a first attempt.
@@ -39,10 +36,8 @@ pub enum InlineError {
 /// ```
 /// use std::time::Duration;
 ///
-/// use recruiter_worker::{
-///     Context, Defaults, Executable, NotDone, RetryManyTimes, Workable, Worker,
-///     testing::{Ran, run_inline},
-/// };
+/// use recruiter_testing::{Ran, run_inline};
+/// use recruiter_worker::{Context, Defaults, Executable, NotDone, RetryManyTimes, Workable, Worker};
 ///
 /// #[derive(serde::Serialize, serde::Deserialize)]
 /// struct Divide {
@@ -116,7 +111,7 @@ impl<'a> Inline<'a> {
         let now = || given.unwrap_or_else(|| bson::DateTime::now().to_chrono());
         let job = Job { attempts: attempt - 1, ..job.to_job(now())? };
         let solo = Solo::new(worker, store.map(Arc::new), Arc::new(job))?;
-        let execution = solo.execute(&start(now(), now()), now).await;
+        let execution = solo.execute(now(), now).await;
         execution.hooks().await;
         Ok(execution.ran())
     }

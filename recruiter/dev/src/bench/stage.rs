@@ -23,7 +23,7 @@ use recruiter_common::{
 use tempfile::TempDir;
 
 use super::{Setting, slow_line::SlowLine};
-use crate::dev::{
+use crate::{
     embedded::{EmbeddedMongo, Options, find_or_fetch},
     fleet::{Fleet, Plan, Programs, tell},
 };

@@ -23,7 +23,9 @@ use super::{
     stage::Stage,
     usage::{computed, percent_of_a_core},
 };
-use crate::{dev::fleet::Fleet, leader::assign_once};
+use recruiter::assign_once;
+
+use crate::fleet::Fleet;
 
 /// Number of rounds measured for each simulated roster.
 const ROUNDS: usize = 50;

@@ -11,7 +11,6 @@ mod server;
 use std::{io, path::PathBuf, time::Duration};
 
 pub use fetch::find_or_fetch;
-#[cfg(feature = "dev")]
 pub(crate) use fetch::on_path;
 pub use server::{EmbeddedMongo, Options};
 

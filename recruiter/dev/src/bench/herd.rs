@@ -7,7 +7,7 @@ use clap::Args;
 use recruiter_common::{enqueue::NewJob, instant::monotonic_ns, shutdown::pause};
 
 use super::{Setting, Times, rate, stage::Stage};
-use crate::dev::fleet::Fleet;
+use crate::fleet::Fleet;
 
 /// Number of jobs enqueued to measure the rate of enqueueing.
 const TRIAL: u64 = 3_000;

@@ -1,8 +1,9 @@
-//! Commands for development, trials and measurements, with a MongoDB of their own. They need the feature `dev`, and
-//! the MongoDB alone needs `embedded`. Production packages disable both.
+//! Commands for development, trials and measurements, with a MongoDB of their own, and that MongoDB. `recruiter dev`, `demo` and
+//! `bench` start this program, which is in the same directory. Production packages do without it.
 //!
 //! | module | what it is |
 //! |---|---|
+//! | [`cli`] | the command line |
 //! | [`command`] | `recruiter dev`: a MongoDB and all three programs, until Ctrl-C |
 //! | [`demo`] | `recruiter demo`: jobs for the user's own files, and a killed worker |
 //! | [`bench`](mod@bench) | `recruiter bench`: measurements of speed |
@@ -10,13 +11,10 @@
 //! | `fleet` | the programs as child processes |
 //! | `watchdog` | ends child processes when their parent ends |
 
-#[cfg(feature = "dev")]
 pub mod bench;
-#[cfg(feature = "dev")]
+pub mod cli;
 pub mod command;
-#[cfg(feature = "dev")]
 pub mod demo;
 pub mod embedded;
-#[cfg(feature = "dev")]
 mod fleet;
 mod watchdog;

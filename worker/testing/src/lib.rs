@@ -1,27 +1,26 @@
-//! A test kit for applications, with the feature `testing`: as a dev-dependency,
-//! `recruiter-worker = { …, features = ["testing"] }`.
+//! A test kit for applications: a dev-dependency.
 //!
 //! - [`run_inline`] and [`Inline`] execute a job by the classes, the policies and the layers of a worker, without MongoDB.
 //! - [`enqueued`] lists the jobs of a class that the code under test has enqueued.
 //! - [`Drain`] executes all due jobs of a database, one after the other, as of now, of a later time, or at an exact instant.
 //!
 //! The last two need a MongoDB: the replica set that `recruiter dev` starts, or the one that `MONGODB_URI` names. With the feature
-//! `testing-system`, for Linux, a test brings it:
+//! `system`, for Linux, a test brings it:
 //!
 //! - `TestDatabase` is an empty database for one test, on a MongoDB that the test's process starts.
 //! - `System` is a recruiter, a cleaner and a worker in the test's process, on such a database.
 //!
-//! A workable alone is tested with [`Context::for_tests`](crate::Context::for_tests).
+//! A workable alone is tested with [`Context::for_tests`](recruiter_worker::Context::for_tests).
 
-#[cfg(feature = "testing-system")]
+#[cfg(feature = "system")]
 mod database;
 mod drain;
 mod enqueued;
 mod inline;
-#[cfg(feature = "testing-system")]
+#[cfg(feature = "system")]
 mod system;
 
-#[cfg(feature = "testing-system")]
+#[cfg(feature = "system")]
 pub use self::{
     database::{TestDatabase, TestDatabaseError},
     system::{System, SystemError},
@@ -31,4 +30,4 @@ pub use self::{
     enqueued::{EnqueuedError, EnqueuedJob, enqueued},
     inline::{Inline, InlineError, run_inline},
 };
-pub use crate::engine::{ran::Ran, solo::NotAlone};
+pub use recruiter_worker::{Ran, solo::NotAlone};

@@ -7,7 +7,7 @@ use recruiter_common::{
     store::{JobFilter, StateFilter, StoreError, Walk},
 };
 
-use crate::registry::deserialize;
+use recruiter_worker::solo::deserialize;
 
 /// A waiting job with its workable.
 #[derive(Clone, Debug)]
@@ -41,7 +41,8 @@ pub enum EnqueuedError {
 /// or restrict it by group, tag or urn. Bundles are left out.
 ///
 /// ```no_run
-/// use recruiter_worker::{Store, Workable, common::store::JobFilter, testing::enqueued};
+/// use recruiter_testing::enqueued;
+/// use recruiter_worker::{Store, Workable, common::store::JobFilter};
 ///
 /// #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 /// struct SendMail {
