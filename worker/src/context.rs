@@ -1,6 +1,9 @@
 //! The information that an execution has about its job.
 
+mod checkpoint_error;
 mod for_tests;
+mod own_end;
+pub(crate) mod unwritten;
 
 use std::{
     fmt,
@@ -16,12 +19,14 @@ use recruiter_common::{
 };
 use serde::de::DeserializeOwned;
 
-pub use self::for_tests::ForTests;
+pub use self::{checkpoint_error::CheckpointError, for_tests::ForTests};
+pub(crate) use self::{
+    own_end::{OwnEnd, Transactions},
+    unwritten::{Held, Notes, NotesCell, NotesQueue},
+};
 use crate::{
     cancellation::{Cancel, Cancellation},
     deadline::Deadline,
-    notes::NotesCell,
-    transaction::{OwnEnd, Transactions},
 };
 
 /// The item of a bundle that is executed.

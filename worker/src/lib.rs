@@ -114,11 +114,10 @@ pub use crate::{
     config::{
         DEFAULT_CONCURRENCY, DEFAULT_GRACE, DEFAULT_HEARTBEAT, DEFAULT_LEASE, DEFAULT_POLL, InvalidConfig, MOST_CONCURRENCY, WorkerConfig,
     },
-    context::{Context, ForTests, Item},
+    context::{CheckpointError, Context, ForTests, Item},
     engine::ran::Ran,
     event::WorkerEvent,
     layer::{Layer, Next, Success},
-    notes::CheckpointError,
     optimistic::{Attempted, Optimistic},
     outcome::{Continuation, MOST_CONTINUATIONS, NotDone, OrNotDone},
     registry::{DuplicateClass, UnknownClass},

@@ -10,11 +10,10 @@ use recruiter_common::{
     store::Store,
 };
 
-use super::{Context, Item, RetryAfter};
+use super::{Context, Item, NotesCell, RetryAfter};
 use crate::{
     cancellation::{Cancel, Cancellation},
     deadline::Deadline,
-    notes::NotesCell,
 };
 
 impl Context {

@@ -30,9 +30,9 @@ use super::{
 };
 use crate::{
     cancellation::{Cancel, Cancellation},
-    context::{Context, RetryAfter},
+    context::{Context, NotesCell, RetryAfter},
     deadline::Deadline,
-    notes::{self, NotesCell},
+    notes,
     outcome::{Done, NotDone},
     panics::guarded,
     registry::{Ready, decode},

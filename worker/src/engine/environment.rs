@@ -8,11 +8,11 @@ use super::{deadline, dependencies::Dependencies, lease::Lease, recorder::Record
 use crate::{
     cancellation::Cancel,
     context::Context,
+    context::Transactions,
     event::WorkerEvent,
     outcome::{Done, NotDone},
     panics::guarded,
     registry::Ready,
-    transaction::Transactions,
 };
 
 /// Time between two checks of a lease that is over.

@@ -27,7 +27,7 @@ use tokio::{
 };
 
 use super::{items::Items, portion::Portion};
-use crate::notes::{Notes, NotesQueue};
+use crate::context::{Notes, NotesQueue};
 
 /// Maximum number of entries in one batch. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;

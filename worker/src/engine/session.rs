@@ -30,7 +30,7 @@ use super::{
     starts::Answered,
     work::Work,
 };
-use crate::{cancellation::Cancellation, config::WorkerConfig, registry::Registry, transaction::Transactions};
+use crate::{cancellation::Cancellation, config::WorkerConfig, context::Transactions, registry::Registry};
 
 /// The longest time between two reads of the assignment, whatever a keep-alive says.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);

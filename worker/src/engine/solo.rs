@@ -29,9 +29,9 @@ pub use crate::registry::deserialize;
 use crate::{
     Worker,
     cancellation::Cancel,
-    context::{Context, RetryAfter},
+    context::{Context, NotesCell, RetryAfter},
     deadline::Deadline,
-    notes::{self, NotesCell},
+    notes,
     outcome::NotDone,
     panics::guarded,
     registry::{Ready, decode},

@@ -3,9 +3,6 @@
 //! A job does not wait until its notes are written. The recorder writes the newest of them at most once per second, those of all jobs of
 //! the process in one command. A caller that waits for its checkpoint is written at once. The end of the attempt contains all notes.
 
-mod error;
-mod unwritten;
-
 use std::sync::Arc;
 
 use bson::{Bson, Document};
@@ -20,10 +17,10 @@ use recruiter_common::{
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::oneshot;
 
-pub use self::error::CheckpointError;
-use self::unwritten::{Fields, stored_checkpoint};
-pub(crate) use self::unwritten::{Held, Notes, NotesCell, NotesQueue};
-use crate::context::Context;
+use crate::context::{
+    CheckpointError, Context, Notes,
+    unwritten::{Fields, stored_checkpoint},
+};
 
 /// The notes for the end of an attempt. `None` if there are none, as for most jobs.
 pub(crate) fn at_the_end(context: &Context) -> Option<Document> {

@@ -318,7 +318,7 @@ pub(crate) mod tests {
             cancel: Arc::default(),
             ends: None,
             own_end: Arc::default(),
-            notes: crate::notes::NotesCell::default(),
+            notes: crate::context::NotesCell::default(),
             retry_after: crate::context::RetryAfter::default(),
         })
     }

@@ -12,7 +12,6 @@
 //! sessions are written into the roster before they are used: a cleaner ends them together with the other sessions of a dead worker.
 
 mod abort;
-mod own_end;
 mod session;
 
 use std::{
@@ -34,7 +33,6 @@ use recruiter_common::{
 };
 use serde::Serialize;
 
-pub(crate) use self::own_end::{OwnEnd, Transactions};
 pub use self::{abort::Abort, session::TransactionSession};
 use crate::{
     cancellation::Cancellation,
@@ -169,7 +167,7 @@ impl Context {
         &self,
         mut session: ClientSession,
         value: &impl Serialize,
-        held: Arc<notes::Held>,
+        held: Arc<crate::context::Held>,
     ) -> Result<(ClientSession, Result<(), Abort>), NotDone> {
         let Some((claim, _)) = &self.ends else {
             let committed = commit(&mut session).await;

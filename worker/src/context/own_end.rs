@@ -9,9 +9,9 @@ use crate::outcome::{Done, NotDone};
 /// The end of a job in a transaction of its own.
 #[derive(Debug, Default)]
 pub(crate) struct OwnEnd {
-    pub(super) done: OnceLock<Done>,
+    pub(crate) done: OnceLock<Done>,
     /// Locked while the end and the commit are on their way.
-    pub(super) commit: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) commit: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl OwnEnd {
@@ -36,7 +36,7 @@ impl Transactions {
     }
 
     /// A session that is in the roster. `None` if the worker was declared dead.
-    pub(super) async fn take(&self) -> Result<Option<ClientSession>, NotDone> {
+    pub(crate) async fn take(&self) -> Result<Option<ClientSession>, NotDone> {
         if let Some(session) = self.free().pop() {
             return Ok(Some(session));
         }
@@ -45,7 +45,7 @@ impl Transactions {
         Ok(is_known.then_some(session))
     }
 
-    pub(super) fn give_back(&self, session: ClientSession) {
+    pub(crate) fn give_back(&self, session: ClientSession) {
         self.free().push(session);
     }
 

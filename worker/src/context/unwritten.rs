@@ -16,7 +16,7 @@ use recruiter_common::{
 };
 use tokio::sync::{Notify, oneshot};
 
-use super::error::CheckpointError;
+use super::checkpoint_error::CheckpointError;
 use crate::cancellation::{Cancel, Cancellation};
 
 /// The shortest time between two writes of the notes of one job.
@@ -31,7 +31,7 @@ pub(crate) trait NotesQueue: Send + Sync {
 /// The notes of one execution. They are made when the job takes its first note: most jobs take none.
 #[derive(Default)]
 pub(crate) struct NotesCell {
-    pub(super) made: OnceLock<Arc<Notes>>,
+    pub(crate) made: OnceLock<Arc<Notes>>,
     destination: Option<(Claim, Arc<dyn NotesQueue>)>,
 }
 
@@ -46,7 +46,7 @@ impl NotesCell {
         Self { made: OnceLock::from(bundle.clone()), destination: None }
     }
 
-    pub(super) fn made(&self, job: &Arc<Job>, cancel: &Arc<Cancel>) -> &Arc<Notes> {
+    pub(crate) fn made(&self, job: &Arc<Job>, cancel: &Arc<Cancel>) -> &Arc<Notes> {
         self.made.get_or_init(|| {
             let known = Known { checkpoint: stored_checkpoint(job), log: Log::of_job(job), ..Known::default() };
             Arc::new(Notes {
@@ -60,16 +60,16 @@ impl NotesCell {
     }
 }
 
-pub(super) fn stored_checkpoint(job: &Job) -> Option<Bson> {
+pub(crate) fn stored_checkpoint(job: &Job) -> Option<Bson> {
     job.field(CHECKPOINT).filter(|checkpoint| *checkpoint != Bson::Null)
 }
 
 /// A set of the three fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fields {
-    pub(super) progress: bool,
-    pub(super) checkpoint: bool,
-    pub(super) log: bool,
+pub(crate) struct Fields {
+    pub(crate) progress: bool,
+    pub(crate) checkpoint: bool,
+    pub(crate) log: bool,
 }
 
 impl Fields {
@@ -88,7 +88,7 @@ impl Fields {
 pub(crate) struct Notes {
     job: Arc<Job>,
     /// `None` in a unit test.
-    pub(super) destination: Option<(Claim, Arc<dyn NotesQueue>)>,
+    pub(crate) destination: Option<(Claim, Arc<dyn NotesQueue>)>,
     cancel: Arc<Cancel>,
     known: Mutex<Known>,
     /// Notified when a write is answered or has failed.
@@ -100,35 +100,35 @@ pub(crate) struct Notes {
 pub(crate) struct Held(Arc<Notes>);
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(crate) struct Known {
     /// In the form in which it is stored.
-    pub(super) progress: Option<(JobProgress, Document)>,
-    pub(super) checkpoint: Option<Bson>,
-    pub(super) log: Log,
+    pub(crate) progress: Option<(JobProgress, Document)>,
+    pub(crate) checkpoint: Option<Bson>,
+    pub(crate) log: Log,
     /// What this execution has noted.
-    pub(super) noted: Fields,
+    pub(crate) noted: Fields,
     /// What no write contains yet.
-    pub(super) unwritten: Fields,
+    pub(crate) unwritten: Fields,
     /// What the write contains that is not answered yet.
-    pub(super) in_flight: Fields,
+    pub(crate) in_flight: Fields,
     /// Who waits until the checkpoint is stored: by the next write, and by the one that is not answered yet.
-    pub(super) waiting: Vec<oneshot::Sender<Result<(), CheckpointError>>>,
+    pub(crate) waiting: Vec<oneshot::Sender<Result<(), CheckpointError>>>,
     awaiting: Vec<oneshot::Sender<Result<(), CheckpointError>>>,
     last_write: Option<Monotonic>,
     /// The number of writes so far.
     writes: i64,
     is_queued: bool,
     /// Whether an open transaction of the execution holds the writes back.
-    pub(super) is_held: bool,
+    pub(crate) is_held: bool,
     /// Whether the end of the execution writes all further notes.
-    pub(super) is_closed: bool,
-    pub(super) is_claim_lost: bool,
+    pub(crate) is_closed: bool,
+    pub(crate) is_claim_lost: bool,
     /// A transaction of the execution may have ended the job: then a lost claim is no reason to stop.
-    pub(super) may_have_ended: bool,
+    pub(crate) may_have_ended: bool,
 }
 
 impl Notes {
-    pub(super) fn note(self: &Arc<Self>, fields: Fields, change: impl FnOnce(&mut Known)) {
+    pub(crate) fn note(self: &Arc<Self>, fields: Fields, change: impl FnOnce(&mut Known)) {
         let mut known = self.known();
         let somebody_waited = !known.waiting.is_empty();
         change(&mut known);
@@ -145,7 +145,7 @@ impl Notes {
     }
 
     /// Ends the writes: the end of the execution writes all notes that no write contains yet.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut known = self.known();
         known.is_closed = true;
         known.waiting.clear();
@@ -242,7 +242,7 @@ impl Notes {
         self.settled.notify_waiters();
     }
 
-    pub(super) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -262,7 +262,7 @@ impl Drop for Held {
 
 impl Known {
     /// These fields, as they are stored.
-    pub(super) fn fields(&self, fields: Fields) -> Document {
+    pub(crate) fn fields(&self, fields: Fields) -> Document {
         let progress = || self.progress.as_ref().map(|(_, stored)| (PROGRESS, stored.clone().into()));
         let checkpoint = || Some((CHECKPOINT, self.checkpoint.clone().unwrap_or(Bson::Null)));
         let log = || Some((LOG, self.log.to_bson()));
