@@ -109,7 +109,7 @@ fn state_of(job: &Document, now: Instant) -> Stage {
 }
 
 impl Store {
-    /// The jobs of a graph, by their ids; empty if no job has this graph.
+    /// The jobs of a graph, by their ids; empty if no job has this graph. A job that ends during the read may still be shown as open.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
@@ -119,6 +119,9 @@ impl Store {
     }
 
     /// Waits until no job of a graph waits or runs. Returns its jobs.
+    ///
+    /// The graph is read again after the end of one of its jobs, until a read finds no open job, also none that has ended during that read. So
+    /// a job that moves, becomes others, adds jobs or is retried meanwhile does not hide what is still open.
     ///
     /// # Errors
     /// [`WaitError::TimedOut`] with one of the jobs that have not ended; an error of MongoDB.

@@ -634,6 +634,21 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let followed = doc! { "_id": new(ids[2]), "followed": true };
     assert_eq!(database.raw("scheduled").count_documents(followed).await.unwrap(), 1, "something is left of its success");
     assert!(jobs.values().all(|job| !job.is_retrying));
+
+    // A job ends and another one is retried after the first read of a walk, before that of the archive.
+    let (ends, retried) = (new(ids[3]), JobId::new());
+    database.raw("archived").insert_one(failed(graph, retried, &[], "")).await.unwrap();
+    let fault = FailPoint::new("test", &["find"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
+    let armed = fault.arm(database.uri()).await;
+    let meanwhile = async {
+        wait_until(SOON, "the first read is over", async || armed.struck().await == 1).await;
+        Control::new(&other, false).change(&Change::Cancel, &[ends]).await.unwrap();
+        Control::new(&other, false).retry_graph(graph).await.unwrap()
+    };
+    let (jobs, _) = tokio::join!(store.graph(graph), meanwhile);
+    let open: Vec<_> = jobs.unwrap().into_iter().filter(|job| job.is_open()).map(|job| (job.id, job.recovered_from)).collect();
+    assert!(open.iter().any(|(id, _)| *id == ends), "what it became or added meanwhile may be in no read: {open:?}");
+    assert!(open.iter().any(|(_, old)| *old == Some(retried)), "the repetition is not missed: {open:?}");
 }
 
 /// A text in place of an id, as a program of another language may write it.
