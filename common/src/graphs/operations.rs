@@ -19,8 +19,6 @@ use crate::{
     wait::WaitError,
 };
 
-/// Maximum number of jobs that are read of one graph, in each collection.
-const MOST_SHOWN: i64 = 100_000;
 /// Maximum length of a chain of jobs of which each has become the next.
 const LONGEST_CHAIN: usize = 100_000;
 
@@ -114,7 +112,7 @@ impl Store {
     /// # Errors
     /// When MongoDB cannot be reached.
     pub async fn graph(&self, graph: GraphId) -> Result<Vec<GraphJob>, StoreError> {
-        let (jobs, now) = (self.jobs_of_graph(graph, MOST_SHOWN).await?, self.now());
+        let (jobs, now) = (self.jobs_of_graph(graph).await?, self.now());
         Ok(jobs.iter().filter_map(|job| GraphJob::of_document(job, now)).collect())
     }
 

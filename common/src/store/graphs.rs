@@ -9,14 +9,14 @@ use std::{
 };
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
-use futures_util::{FutureExt as _, TryStreamExt};
+use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt};
 use mongodb::{ClientSession, error::Error, options::ReadConcern};
 
 use super::{
     CommitSession, Store, StoreError,
     batch::cut,
     call, id_of,
-    readable::Readable,
+    readable::{Readable, readable},
     schema::{Feature, GRAPH_JOBS, WAITING_JOBS},
     session::{commit, require_transaction},
 };
@@ -50,6 +50,8 @@ const JOB_OF_GRAPH: [&str; 14] = [
 ];
 /// Maximum number of ids in one query.
 const IDS: usize = 10_000;
+/// Maximum number of jobs of a graph that are read in one call.
+const PORTION: usize = 10_000;
 
 /// The outcome of the insert of a graph.
 #[derive(Debug)]
@@ -292,7 +294,7 @@ impl Store {
     /// repeats an archived one is in one of the last two. A job counts as the first of these reads has found it: jobs that it has added or
     /// become since, before its end, may be in no read. So a graph without an open job had none when the first read began.
     /// Filter: the graph. Index: `graph_jobs`. Invariant: I1, each is in one of them.
-    pub(crate) async fn jobs_of_graph(&self, graph: GraphId, most: i64) -> Result<Vec<Document>, StoreError> {
+    pub(crate) async fn jobs_of_graph(&self, graph: GraphId) -> Result<Vec<Document>, StoreError> {
         let mut jobs: BTreeMap<JobId, Document> = BTreeMap::new();
         if !self.has_graphs().await? {
             return Ok(Vec::new());
@@ -300,16 +302,25 @@ impl Store {
         for collection in [&self.scheduled, &self.archived, &self.scheduled] {
             let (collection, index) = (collection.clone(), self.index(GRAPH_JOBS));
             let fields = Document::from_iter(JOB_OF_GRAPH.map(|field| (field.to_owned(), Bson::from(1))));
-            let found: Vec<Document> = self
-                .indexed("jobs_of_graph", async move {
-                    let found = collection.find(doc! { "graph": graph }).projection(fields).sort(doc! { "_id": 1 }).limit(most);
-                    found.hint(index).await?.readable().await
+            let find = async move { collection.find(doc! { "graph": graph }).projection(fields).hint(index).await };
+            let mut cursor = self.indexed("jobs_of_graph", find).await?.with_type::<RawDocumentBuf>();
+            // A graph of any size: no call takes long.
+            loop {
+                let (rest, portion) = call("jobs_of_graph", async move {
+                    let portion: Vec<RawDocumentBuf> = (&mut cursor).take(PORTION).try_collect().await?;
+                    Ok((cursor, portion))
                 })
                 .await?;
-            for job in found {
-                if let Some(id) = id_of(&job) {
-                    jobs.entry(id).or_insert(job);
+                let is_last = portion.len() < PORTION;
+                for job in portion.iter().map(|job| readable(job)) {
+                    if let Some(id) = id_of(&job) {
+                        jobs.entry(id).or_insert(job);
+                    }
                 }
+                if is_last {
+                    break;
+                }
+                cursor = rest;
             }
         }
         Ok(jobs.into_values().collect())
