@@ -295,6 +295,8 @@ impl<'a> Repetition<'a> {
             JobState::Scheduled { .. } | JobState::Started { .. } => return Err("it is not finished any more".into()),
         };
         let edges = self.edges(&edges);
+        // Also by jobs that are refused now, and repeated by a later retry.
+        let is_followed = is_followed || job.is_followed;
         let id = self.new[&job.id];
         let job: NewJob = again(job, &Revision::default())?.with_id(id).in_graph(self.graph).waits_for_all(edges.iter().copied());
         let (_, mut document) = job.into_document(now).map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
-    control::{Change, Changed, Control, Refusal},
+    control::{Change, Changed, Control, Refusal, Revision},
     graphs::InvalidGraph,
     ids::GraphId,
     job::Stage as JobStage,
@@ -156,7 +156,7 @@ async fn jobs_run_after_those_that_they_wait_for_with_their_results_as_inputs() 
 async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     let stage = Stage::new().await;
     let mut graph = Graph::new();
-    let (good, bad) = (graph.add(step("good", 1, "")), graph.add(step("bad", 1, "fail")));
+    let (good, bad) = (graph.add(step("good", 1, "")), graph.add(step("bad", 1, "fail").keep(Keep::Failures)));
     let next = graph.when_all([good, bad], step("next", 0, ""));
     let after_next = graph.add(step("after next", 0, "").waits_for(next));
     let clean_up = graph.add(step("clean up", 0, "").waits_for_all([Edge::ended(after_next)]));
@@ -192,6 +192,17 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     let jobs = stage.store.graph(id).await.unwrap();
     let retried = jobs.iter().filter(|job| job.retried_as.is_some() && matches!(job.state, JobStage::Failed | JobStage::Cancelled));
     assert_eq!(retried.count(), 3);
+
+    // The parent is retried alone and succeeds: then its followers are retried, and run.
+    let repaired = Change::Retry { again: false, with: Box::new(Revision::default().set(doc! { "script": "" })) };
+    let changed = Control::new(&stage.store, false).change(&repaired, &[new(bad)]).await.unwrap();
+    let [(_, Changed::EnqueuedAgain { new: Some(repaired), .. })] = changed[..] else { panic!("{changed:?}") };
+    assert_eq!(stage.result(repaired).await, JobResult::Done(1), "it is kept, because jobs wait for it");
+    Control::new(&stage.store, false).retry_graph(id).await.unwrap();
+    let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
+    let newest = |job: JobId| jobs.iter().find(|other| other.recovered_from == Some(new(job))).unwrap().id;
+    assert_eq!(stage.result(newest(next)).await, JobResult::Done(2));
+    assert_eq!(stage.end(newest(after_next)).await, "done");
     stage.close().await;
 }
 
