@@ -165,9 +165,8 @@ impl Worker {
 
     /// The jobs that were assigned to it and that it has not taken yet.
     pub fn untaken(&self) -> Vec<JobId> {
-        let at = |field| self.document.get_datetime(field).ok();
-        // The document keeps an assignment that was taken while the worker has jobs.
-        let is_taken = at("working_since").is_some_and(|taken| at("assigned_since").is_some_and(|assigned| taken >= assigned));
+        // The document keeps an assignment that was taken while the worker has jobs, without the date.
+        let is_taken = !self.document.contains_key("assigned_since");
         if is_taken || self.document.get_bool("available").unwrap_or(true) {
             return Vec::new();
         }
@@ -271,18 +270,18 @@ mod tests {
     }
 
     #[test]
-    fn an_assignment_is_untaken_until_the_worker_reports_after_it() {
-        let (id, [job, other], at) = (WorkerId::new(), [JobId::new(), JobId::new()], bson::DateTime::from_millis);
+    fn an_assignment_is_untaken_while_it_has_its_date() {
+        let (id, [job, other]) = (WorkerId::new(), [JobId::new(), JobId::new()]);
         let untaken = |more: Document| {
-            let mut worker =
-                doc! { "_id": id, "available": false, "assigned_to": { id.to_string(): [job, other] }, "assigned_since": at(10) };
+            let mut worker = doc! { "_id": id, "available": false, "assigned_to": { id.to_string(): [job, other] } };
             worker.extend(more);
             Worker::of(worker, Instant::UNIX_EPOCH).untaken()
         };
-        assert_eq!(untaken(doc! {}), [job, other]);
-        assert_eq!(untaken(doc! { "working_on": [other], "working_since": at(9) }), [job]);
-        assert!(untaken(doc! { "working_on": [other], "working_since": at(11) }).is_empty());
-        assert!(untaken(doc! { "available": true }).is_empty());
+        let date = bson::DateTime::from_millis(10);
+        assert_eq!(untaken(doc! { "assigned_since": date }), [job, other]);
+        assert_eq!(untaken(doc! { "assigned_since": date, "working_on": [other] }), [job]);
+        assert!(untaken(doc! { "working_on": [other] }).is_empty());
+        assert!(untaken(doc! { "assigned_since": date, "available": true }).is_empty());
     }
 
     #[test]

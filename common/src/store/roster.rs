@@ -298,7 +298,8 @@ impl Store {
     }
 
     /// Reports the free slots, the jobs and the permits of a worker, and takes the assignment of `round` with the first report that names it.
-    /// If the worker accepts further jobs, it is available again. Permits that it no longer holds are free for other workers.
+    /// If the worker accepts further jobs, it is available again. Permits that it no longer holds are free for other workers. The date of the
+    /// assignment is removed: it is taken.
     ///
     /// Filter: not retired, no assignment since `round`, the last that was taken. Index: `_id`.
     /// Invariant: single writer by turn; the roster names every job that the worker can have locked.
@@ -311,12 +312,12 @@ impl Store {
         let mut set = doc! {
             "available": is_available, "free": offer.slots, "working": !offer.working_on.is_empty(), "held_permits": offer.held_permits.clone(),
         };
-        let mut unset = Document::new();
+        let mut unset = doc! { "assigned_since": "" };
         if is_available {
             set.insert("available_since", now);
         }
         if offer.working_on.is_empty() {
-            unset.extend(doc! { "assigned_to": "", "assigned_since": "", "grants": "", "working_on": "", "working_since": "" });
+            unset.extend(doc! { "assigned_to": "", "grants": "", "working_on": "", "working_since": "" });
         } else {
             set.extend(doc! { "working_on": offer.working_on.clone(), "working_since": now });
         }

@@ -75,7 +75,10 @@ async fn a_living_worker_reports_only_after_the_last_round() {
     let report = async |round| setting.store.report_if_unassigned_since(worker, round, &free(2, &jobs)).await.unwrap();
     assert!(!report(None).await, "jobs were assigned since");
     assert!(!report(Some(RoundId::new())).await, "another round");
+    let is_untaken = async || setting.found("roster", worker).await.unwrap().contains_key("assigned_since");
+    assert!(is_untaken().await);
     assert!(report(Some(first)).await);
+    assert!(!is_untaken().await, "but the assignment stays while its jobs run");
     assert_eq!(setting.store.available_workers(TERM).await.unwrap()[0].free, 2);
     let (second, given) = setting.assign(worker).await;
     assert!(!report(Some(first)).await && !setting.store.withdraw_if_unassigned_since(worker, Some(first)).await.unwrap());
