@@ -8,7 +8,8 @@
 //! 2. the pause of a refused job is over;
 //! 3. it may be incomplete (it has an end, or its horizon has passed) and has fewer due jobs than its lane has room for, and the known due
 //!    jobs of all lanes of the same workers, up to the first such end, are fewer than these workers accept. After a fruitless search this
-//!    rule does not apply for 100 ms. The window of a line has its head only, and is complete while it has one.
+//!    rule does not apply for 100 ms. The window of a line has its head only, and is complete while it has one. While the head is in
+//!    another lane, the window is empty and complete, and stays: the end of the head is rule 1.
 //!
 //! A lane without room is not searched at all.
 //!
@@ -62,6 +63,8 @@ struct Window {
     search_again_at: Option<Monotonic>,
     /// The first due date after the horizon, if it is known.
     next_due: Option<Instant>,
+    /// In a line: its head is in another lane. The end of that one makes this window stale.
+    is_behind: bool,
     /// The kinds of workers that take the lane, among the first `known_kinds` kinds.
     able: Vec<KindId>,
     known_kinds: usize,
@@ -89,6 +92,8 @@ pub(crate) struct Search {
     pub(crate) next_due: Option<Instant>,
     /// Whether the search was fruitless: the answer is full, but has too few jobs that can be assigned now.
     pub(crate) is_fruitless: bool,
+    /// Whether the lane is one of a line whose head is in another lane.
+    pub(crate) is_behind: bool,
 }
 
 impl Search {
@@ -119,6 +124,7 @@ impl Window {
             pause_ends_at: None,
             search_again_at: None,
             next_due: None,
+            is_behind: false,
             able: Vec::new(),
             known_kinds: 0,
         }
@@ -136,7 +142,8 @@ impl Window {
 
     /// Whether the missing window of an empty lane would mean the same.
     fn is_redundant(&self, scanned_until: Instant) -> bool {
-        self.jobs.is_empty() && self.end.is_none() && !self.is_stale && self.pause_ends_at.is_none() && self.horizon >= scanned_until
+        let is_empty = self.jobs.is_empty() && self.end.is_none() && !self.is_behind;
+        is_empty && !self.is_stale && self.pause_ends_at.is_none() && self.horizon >= scanned_until
     }
 
     fn learn_kinds(&mut self, lane: &Lane, kinds: &[Kind]) {
@@ -258,7 +265,8 @@ impl Lanes {
         let lane = self.lane_of(job);
         match windows.get(&lane) {
             Some(window) => {
-                let is_complete = !window.is_stale && window.pause_ends_at.is_none() && job.scheduled_at <= window.horizon;
+                let is_unknown = window.is_stale || window.is_behind || window.pause_ends_at.is_some();
+                let is_complete = !is_unknown && job.scheduled_at <= window.horizon;
                 let is_within = window.end.is_none_or(|end| job.position() < end);
                 is_complete && is_within && window.jobs.binary_search_by_key(&job.position(), ScheduledJob::position).is_err()
             }
@@ -526,7 +534,7 @@ impl Lanes {
             let found = search.found.remove(lane).unwrap_or_default();
             (window.jobs, window.pause_ends_at) = (found.jobs, found.pause_ends_at);
             (window.end, window.horizon, window.next_due) = (search.end, search.horizon, search.next_due);
-            window.is_stale = false;
+            (window.is_stale, window.is_behind) = (false, search.is_behind);
             window.search_again_at = search.is_fruitless.then_some(at + FRUITLESS_FOR);
             if window.is_redundant(scanned_until) {
                 self.windows.remove(lane);
@@ -650,7 +658,7 @@ mod tests {
         let in_lane =
             |lane| Found { jobs: jobs.iter().filter(|job| job.lane() == lane).map(|job| (*job).clone()).collect(), pause_ends_at: None };
         let found = jobs.iter().map(|job| (job.lane(), in_lane(job.lane()))).collect();
-        Search { found, end: end.map(ScheduledJob::position), horizon: date(NOW + 2_000), next_due: None, is_fruitless: false }
+        Search { found, end: end.map(ScheduledJob::position), horizon: date(NOW + 2_000), ..Search::default() }
     }
 
     fn fill(lanes: &mut Lanes, class: &str, mut search: Search) {
@@ -784,6 +792,18 @@ mod tests {
         searched(&mut lanes);
         lanes.mark_every_line_stale();
         assert!(is_stale(&lanes, "x") && is_stale(&lanes, "y"));
+        // A search has found the head of `x` in another class, and nothing in `y`.
+        for (key, is_behind) in [("x", true), ("y", false)] {
+            lanes.fill(&[line(key)], &mut Search { is_behind, ..found(&[], None) }, Monotonic::now());
+        }
+        assert!(!is_stale(&lanes, "x") && !lanes.windows.contains_key(&line("y")));
+        let mut scanned = lanes.clone();
+        scanned.end_scan();
+        scanned.begin_scan([line("x")], [0], date(NOW + 2_000), |_| false);
+        let behind = ScheduledJob { gate: Some(gate_of_line("x")), ..job("a", 5, NOW) };
+        assert!(!scanned.had_missed(&behind, fleet(vec![available(&["*"], &["a"], 1)]).kinds()), "another one was the head");
+        lanes.mark_lines_stale(&HashSet::from([gate_of_line("x").as_str()]));
+        assert!(is_stale(&lanes, "x"));
     }
 
     #[test]

@@ -165,11 +165,12 @@ impl<D: Database> Searching<'_, D> {
             let head = lane.gate.as_ref().and_then(|gate| heads.get(gate));
             // A head that is due after the next full scan is found by a later one, and needs no window.
             let head = head.filter(|head| !head.is_locked && head.halt.is_none() && head.job.scheduled_at <= self.until);
-            let head = head.filter(|head| head.job.lane() == lane);
-            let jobs: Vec<ScheduledJob> = head.map(|head| head.job.clone()).into_iter().collect();
-            // Behind the head there may be others. If the head is elsewhere, its end marks this lane as stale.
+            // If the head is elsewhere, its end marks this lane as stale.
+            let is_behind = head.is_some_and(|head| head.job.lane() != lane);
+            let jobs: Vec<ScheduledJob> = head.filter(|_| !is_behind).map(|head| head.job.clone()).into_iter().collect();
+            // Behind the head there may be others.
             let end = jobs.first().map(ScheduledJob::position);
-            let mut search = self.sort(DueJobs { jobs, end }, self.until);
+            let mut search = Search { is_behind, ..self.sort(DueJobs { jobs, end }, self.until) };
             self.lanes.fill(&[lane], &mut search, self.at);
         }
         Ok(())
@@ -250,7 +251,7 @@ impl<D: Database> Searching<'_, D> {
 
     /// Divides the jobs of an answer among their lanes, without those that are in flight or paused.
     fn sort(&mut self, answer: DueJobs, until: Instant) -> Search {
-        let mut search = Search { end: answer.end, horizon: until, found: HashMap::new(), next_due: None, is_fruitless: false };
+        let mut search = Search { end: answer.end, horizon: until, ..Search::default() };
         let due_before = self.store.now() - ANNOUNCED_AFTER;
         for job in answer.jobs {
             let is_in_flight = self.in_flight.skip(&job, self.at);

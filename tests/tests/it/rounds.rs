@@ -680,6 +680,24 @@ async fn jobs_that_are_due_one_after_the_other_start_each_at_its_date() {
     }
 }
 
+/// The end of the head is enough for the next job of its line, also for one of another class.
+#[tokio::test]
+async fn a_line_of_several_classes_goes_on_without_a_scan() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    // The first one is due when all is quiet, and the others are behind it.
+    for (class, after) in [("noop", 3), ("sleep", 0), ("noop", 0), ("sleep", 0)] {
+        let job = NewJob::of_class(class, doc! { "ms": 1 }).in_line("x").after(Duration::from_secs(after));
+        job.enqueue(&store).await.unwrap();
+    }
+    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    wait_until(SOON, "all are done long before the scan", async || archived(&database).await == 4).await;
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
 /// A hint is about workers that are busy, too.
 #[tokio::test]
 async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
