@@ -316,13 +316,14 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Notifies the recruiter of ended jobs that others wait for, and of the jobs that ended jobs have become.
+    /// Notifies the recruiter of ended jobs that others wait for, and the recruiter and subscribers of the jobs that ended jobs have become.
     ///
     /// Index: none. Invariant: none, the recruiter looks them up if the hints are lost.
     pub async fn announce_ends(&self, ends: impl Iterator<Item = &Archival> + Clone + Send) {
         let jobs: Vec<JobId> = ends.clone().filter(|end| end.is_followed).map(Archival::job).collect();
         let new: Vec<&Document> = ends.flat_map(|end| end.continuation.iter()).collect();
         if !new.is_empty() {
+            self.tell_inserted(new.iter().copied());
             self.announce_hint(new_jobs_hint(&new, self.now())).await;
         }
         let waiting: Vec<JobId> = new.iter().filter(|job| job.contains_key("waiting")).filter_map(|job| id_of(job)).collect();

@@ -209,9 +209,9 @@ impl Store {
     ///
     /// One transaction with the key and the job. Index: `_id`. Invariant: I1; of the jobs with one key only one is inserted in a period.
     pub(crate) async fn insert_for_period(&self, key: &str, until: Instant, job: Document) -> Result<Option<JobId>, StoreError> {
-        let (store, key) = (self.clone(), key.to_owned());
-        self.transaction("insert_for_period", &mut CommitSession::default(), move |open| {
-            let (store, key, job) = (store.clone(), key.clone(), job.clone());
+        let (store, key, sent, mut session) = (self.clone(), key.to_owned(), job.clone(), CommitSession::default());
+        let holder = self.transaction("insert_for_period", &mut session, move |open| {
+            let (store, key, job) = (store.clone(), key.clone(), sent.clone());
             async move {
                 if let Some(holder) = store.insert_for_period_in(&mut *open, &key, until, job).await? {
                     open.abort_transaction().await?;
@@ -220,8 +220,12 @@ impl Store {
                 commit(open).await.map(|()| None)
             }
             .boxed()
-        })
-        .await
+        });
+        let holder = holder.await?;
+        if holder.is_none() {
+            self.tell_inserted([&job]);
+        }
+        Ok(holder)
     }
 
     /// The same as part of the caller's own transaction.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 use recruiter_common::{
-    JobId, NewJob,
+    JobId, NewJob, Unique,
     events::{Event, Events, EventsError, Received},
     limits::{self, Paused},
     shutdown::pause,
@@ -24,6 +24,8 @@ use super::cli::{count, recruiter as command};
 #[derive(Serialize, Deserialize)]
 struct Act {
     fails: bool,
+    #[serde(default)]
+    becomes: bool,
 }
 
 impl Workable for Act {
@@ -37,6 +39,9 @@ impl Executable for Act {
     async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
         if self.fails {
             return Err(NotDone::failed("planned", "as planned"));
+        }
+        if self.becomes {
+            return Err(NotDone::continue_as([NewJob::of_class("next", doc! {})]));
         }
         job.progress(50);
         // The progress is written with it.
@@ -82,13 +87,13 @@ async fn the_life_of_jobs_and_workers_can_be_followed() {
     until(&mut events, "leader.changed").await;
     let worker = Local::worker(&database, Worker::new().register::<Act>(()).unwrap(), &[]);
     until(&mut events, "worker.joined").await;
-    let done = Act { fails: false }.as_job().enqueue(&store).await.unwrap().id;
+    let done = Act { fails: false, becomes: false }.as_job().enqueue(&store).await.unwrap().id;
     let seen = until(&mut events, "job.done.Act").await;
     assert_eq!(topics(&seen, done).last(), Some(&"job.done.Act"));
     let progress = seen.iter().find(|event| event.topic == "job.progress.Act").expect("it has reported progress");
     assert_eq!(progress.details.get_document("progress").unwrap().get_f64("percent").unwrap(), 50.0);
     let retry = recruiter_common::RetryManyTimes::new(1, Duration::from_millis(100)).unwrap();
-    let failed = Act { fails: true }.as_job().retry(&retry).enqueue(&store).await.unwrap().id;
+    let failed = Act { fails: true, becomes: false }.as_job().retry(&retry).enqueue(&store).await.unwrap().id;
     let seen = until(&mut events, "job.failed.Act").await;
     let of_job = topics(&seen, failed);
     for topic in ["job.enqueued.Act", "job.started.Act", "job.retried.Act"] {
@@ -96,6 +101,12 @@ async fn the_life_of_jobs_and_workers_can_be_followed() {
     }
     let last = seen.last().unwrap();
     assert_eq!((last.details.get_str("error").unwrap(), last.details.get_str("why").unwrap()), ("planned", "tried-too-many-times"));
+    // Each job that is enqueued, however.
+    Act { fails: false, becomes: true }.as_job().enqueue(&store).await.unwrap();
+    until(&mut events, "job.enqueued.next").await;
+    let once = Unique::by_key("k").for_period(Duration::from_secs(3_600));
+    NewJob::of_class("once", doc! {}).unique(once).enqueue(&store).await.unwrap();
+    until(&mut events, "job.enqueued.once").await;
     limits::pause(&store, &"group:x".parse::<Paused>().unwrap(), "ada", None).await.unwrap();
     let seen = until(&mut events, "pause.added").await;
     assert_eq!(seen.last().unwrap().details.get_str("name").unwrap(), "group:x");
