@@ -145,7 +145,7 @@ impl Control {
             }
         };
         // The job with the note was the last one of more jobs, so none of these waits for it.
-        let noted = begun.notes.last().copied().filter(|noted| jobs.contains(noted) && !followed.contains(noted));
+        let noted = begun.notes.last().copied().filter(|noted| jobs.contains(noted));
         if let Some(noted) = noted {
             jobs.retain(|job| *job != noted);
             jobs.push(noted);

@@ -632,6 +632,7 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     };
     let mut control = Control::new(&store, false);
     let (outcomes, _) = tokio::join!(control.retry_graph(graph), meanwhile);
+    drop(armed);
     let outcomes: BTreeMap<JobId, Changed> = outcomes.unwrap().into_iter().collect();
     assert_eq!(outcomes[&ids[0]], Changed::Refused(Refusal::KeepsChanging));
     assert!(matches!(outcomes[&ids[1]], Changed::Refused(Refusal::Unstorable(_))), "{outcomes:?}");
@@ -662,6 +663,65 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     assert!(open.iter().any(|(_, old)| *old == Some(retried)), "the repetition is not missed: {open:?}");
 }
 
+/// Two of these jobs are a portion.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.prepare_graphs().await.unwrap();
+    let other = Store::connect(&connect_args(&database), "other").await.unwrap();
+    let (archived, ballast) = (database.raw("archived"), "x".repeat(3_900_000));
+    let retry_alone = async |job: JobId| {
+        let again = Change::Retry { again: false, with: Box::default() };
+        let changed = Control::new(&other, false).change(&again, &[job]).await.unwrap();
+        let [(_, Changed::EnqueuedAgain { new: Some(new), .. })] = changed[..] else { panic!("{changed:?}") };
+        new
+    };
+    let updates = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").block(Duration::from_secs(3));
+
+    // After the first portion, one of its jobs has failed again, and another process has retried one of the second portion.
+    let (graph, ids) = (GraphId::new(), [(); 5].map(|()| JobId::new()));
+    for id in ids {
+        let waits_for = if id == ids[4] { &ids[2..3] } else { &[] };
+        archived.insert_one(failed(graph, id, waits_for, &ballast)).await.unwrap();
+    }
+    assert_eq!(Control::new(&store, true).retry_graph(graph).await.unwrap().len(), 5);
+    assert!(store.graph(graph).await.unwrap().iter().all(|job| !job.is_retrying), "a dry run");
+    let armed = updates.clone().skip(2).arm(database.uri()).await;
+    let meanwhile = async {
+        let enqueued = async || database.raw("scheduled").find_one_and_delete(doc! { "recovered_from": ids[0] }).await.unwrap();
+        let new = wait_for(SOON, "the first portion is enqueued", enqueued).await;
+        archived.insert_one(failed(graph, new.get_object_id("_id").unwrap().into(), &[], "")).await.unwrap();
+        let new = retry_alone(ids[2]).await;
+        drop(armed);
+        new
+    };
+    let mut control = Control::new(&store, false);
+    let (outcomes, alone) = tokio::join!(control.retry_graph(graph), meanwhile);
+    let outcomes: BTreeMap<JobId, Changed> = outcomes.unwrap().into_iter().collect();
+    assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), ids, "not what has failed since: {outcomes:?}");
+    let lost: Vec<_> = outcomes.iter().filter(|(_, changed)| !matches!(changed, Changed::EnqueuedAgain { .. })).collect();
+    assert_eq!(lost, [(&ids[2], &Changed::Refused(Refusal::KeepsChanging))]);
+    let jobs = store.graph(graph).await.unwrap();
+    let edges = &jobs.iter().find(|job| job.recovered_from == Some(ids[4])).unwrap().waits_for;
+    assert_eq!(edges.iter().map(|edge| edge.job).collect::<Vec<_>>(), [alone]);
+    assert!(jobs.iter().all(|job| !job.is_retrying));
+
+    // The job that is to get the note is retried before, and the retry is given up after the note that it makes instead.
+    let (graph, ids) = (GraphId::new(), [(); 3].map(|()| JobId::new()));
+    archived.insert_many(ids.map(|id| failed(graph, id, &[], &ballast))).await.unwrap();
+    let armed = updates.arm(database.uri()).await;
+    let meanwhile = async {
+        wait_until(SOON, "the note is on its way", async || armed.struck().await == 1).await;
+        retry_alone(ids[2]).await;
+        wait_until(SOON, "the portion is on its way", async || armed.struck().await == 3).await;
+        Control::new(&other, false).cancel_graph(graph).await.unwrap();
+        drop(armed);
+    };
+    let (outcomes, ()) = tokio::join!(control.retry_graph(graph), meanwhile);
+    assert_eq!(outcomes.unwrap(), ids.map(|job| (job, Changed::Refused(Refusal::GivenUp))));
+}
+
 /// A text in place of an id, as a program of another language may write it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_was_retried_by_hand_is_not_retried_again() {
@@ -687,6 +747,8 @@ async fn a_retry_of_a_graph_leaves_out_what_is_refused() {
     let mut jobs = ids.map(|id| failed(graph, id, &[], ""));
     jobs[1].insert("group", "g".repeat(300));
     jobs[3].insert("waits_for", vec![ids[0], ids[1]]);
+    // By one that is not retried now.
+    jobs[2].insert("followed", true);
     // Of an interrupted retry.
     jobs[1].insert("retrying", doc! { "id": ObjectId::new(), "began_at": bson::DateTime::now() });
     database.raw("archived").insert_many(&jobs).await.unwrap();
@@ -700,8 +762,45 @@ async fn a_retry_of_a_graph_leaves_out_what_is_refused() {
     assert!([2, 3].iter().all(|at| matches!(outcomes[&ids[*at]], Changed::EnqueuedAgain { .. })), "{outcomes:?}");
     let jobs = store.graph(graph).await.unwrap();
     assert!(jobs.iter().all(|job| !job.is_retrying));
+    let followed = doc! { "recovered_from": ids[2], "followed": true };
+    assert_eq!(database.raw("scheduled").count_documents(followed).await.unwrap(), 1);
     let waits = jobs.iter().find(|job| job.recovered_from == Some(ids[3])).unwrap();
     assert_eq!(waits.waits_for.iter().map(|edge| edge.job).collect::<Vec<_>>(), ids[..2]);
+}
+
+/// MongoDB refuses one of two jobs, so that each has a transaction of its own, and the second one is interrupted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graph_is_open_while_the_halves_of_a_refused_portion_are_retried() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    store.prepare_graphs().await.unwrap();
+    let (graph, ids) = (GraphId::new(), [(); 2].map(|()| JobId::new()));
+    let mut jobs = ids.map(|id| failed(graph, id, &[], ""));
+    jobs[0].insert("urn", "taken");
+    database.raw("archived").insert_many(&jobs).await.unwrap();
+    NewJob::of_class("c", doc! {}).urn("taken").enqueue(&store).await.unwrap();
+    let unique = doc! { "key": { "urn": 1 }, "name": "urn", "unique": true, "sparse": true };
+    database.database().run_command(doc! { "createIndexes": "scheduled", "indexes": [unique] }).await.unwrap();
+    let fault = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").skip(2).error_code(13);
+    let armed = fault.arm(database.uri()).await;
+    Control::new(&store, false).retry_graph(graph).await.unwrap_err();
+    drop(armed);
+    let open = async || store.graph(graph).await.unwrap().iter().filter(|job| job.is_open()).map(|job| job.id).collect::<Vec<_>>();
+    assert_eq!(open().await, [ids[1]]);
+    Control::new(&store, true).cancel_graph(graph).await.unwrap();
+    assert_eq!(open().await, [ids[1]], "a dry run");
+    // A portion that comes between the read of a cancellation and the end of the retry is cancelled as well.
+    let fault = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
+    let armed = fault.arm(database.uri()).await;
+    let other = Store::connect(&connect_args(&database), "other").await.unwrap();
+    let meanwhile = async {
+        wait_until(SOON, "the graph is read", async || armed.struck().await == 1).await;
+        NewJob::of_class("c", doc! {}).in_graph(graph).enqueue(&other).await.unwrap().id
+    };
+    let mut control = Control::new(&store, false);
+    let (cancelled, new) = tokio::join!(control.cancel_graph(graph), meanwhile);
+    assert_eq!(cancelled.unwrap(), [(new, Changed::Cancelled)]);
+    assert!(open().await.is_empty());
 }
 
 /// Between the two portions of the retry: a cancellation, and another retry.
