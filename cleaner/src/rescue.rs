@@ -1,8 +1,11 @@
 //! Ends the jobs of dead workers as crashed executions. The verdict for each job was stored when the job was started.
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
-use bson::{Document, RawDocument};
+use bson::RawDocument;
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
@@ -14,14 +17,20 @@ use recruiter_common::{
     store::{Archival, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError},
     telemetry::chain,
 };
+use tokio::task::JoinSet;
 
 /// Number of jobs that are read and ended in one step. All of them are in memory.
 const STEP: usize = 50;
+/// Maximum number of retirements that are finished at the same time.
+const AT_A_TIME: usize = 4;
 
 /// Ends jobs on behalf of dead workers.
 pub(crate) struct Rescuer {
     store: Store,
+    /// The session of the sweep.
     session: CommitSession,
+    /// The retirements that are being finished.
+    begun: JoinSet<Finished>,
     /// Ids of documents that cannot be unlocked and for which a warning was logged. Each sweep finds them again.
     skipped: HashSet<String>,
     /// Notified of progress in each step, because the rescue of a large fleet takes minutes.
@@ -30,8 +39,17 @@ pub(crate) struct Rescuer {
     user: Option<String>,
     /// MongoDB users of workers that were already compared with this cleaner's.
     compared: HashSet<String>,
-    /// Dead workers whose jobs could not be rescued yet.
-    failed: HashSet<WorkerId>,
+    /// Dead workers whose jobs could not be rescued yet, and the sessions of these attempts.
+    failed: HashMap<WorkerId, CommitSession>,
+}
+
+/// The attempt to finish a retirement.
+struct Finished {
+    worker: RegisteredWorker,
+    session: CommitSession,
+    /// Whether it was the first attempt.
+    is_first: bool,
+    result: Result<(), StoreError>,
 }
 
 /// Maximum number of ids in `skipped`. When it is reached, the set is cleared, and the warnings repeat.
@@ -42,17 +60,41 @@ impl Rescuer {
         Self {
             store,
             session: CommitSession::default(),
+            begun: JoinSet::new(),
             skipped: HashSet::new(),
             watchdog,
             user: None,
             compared: HashSet::new(),
-            failed: HashSet::new(),
+            failed: HashMap::new(),
         }
     }
 
-    /// The id of the session in which this cleaner archives jobs.
-    pub(crate) async fn session(&mut self) -> Result<Document, StoreError> {
-        self.store.open_session(&mut self.session).await
+    /// Begins to finish the retirement of a worker, beside others. Each has a session of its own, which another cleaner ends if this one dies.
+    pub(crate) async fn begin(&mut self, worker: RegisteredWorker) {
+        while self.begun.len() >= AT_A_TIME {
+            self.end_one().await;
+        }
+        let (store, watchdog, before) = (self.store.clone(), self.watchdog.clone(), self.failed.remove(&worker.id));
+        self.begun.spawn(async move {
+            let (is_first, mut session) = (before.is_none(), before.unwrap_or_default());
+            let result = finish_retirement(&store, &watchdog, &mut session, &worker).await;
+            Finished { worker, session, is_first, result }
+        });
+    }
+
+    /// Waits until no retirement is being finished. After an error the next poll tries again; other workers are not affected.
+    pub(crate) async fn wait(&mut self) {
+        while self.end_one().await {}
+    }
+
+    /// Waits for one of the retirements. Returns whether there was one.
+    async fn end_one(&mut self) -> bool {
+        match self.begun.join_next().await {
+            None => return false,
+            Some(Ok(finished)) => self.note(finished),
+            Some(Err(died)) => std::panic::resume_unwind(died.into_panic()),
+        }
+        true
     }
 
     /// Warns about workers whose MongoDB user is not this cleaner's, once for each user: the cleaner cannot end their transactions.
@@ -78,13 +120,13 @@ impl Rescuer {
         Ok(())
     }
 
-    /// Records that the jobs of a dead worker could not be rescued yet. Only the first call for a worker logs a
-    /// warning.
-    pub(crate) fn record_failure(&mut self, worker: &RegisteredWorker, error: &StoreError) {
+    /// Keeps the session of an attempt that failed. Only the first failure of a worker logs a warning.
+    fn note(&mut self, Finished { worker, session, is_first, result }: Finished) {
+        let Err(error) = result else { return };
         let is_other_user = worker.mongodb_user.as_ref().is_some_and(|user| self.user.as_ref().is_some_and(|own| own != user));
-        let first = self.failed.insert(worker.id);
-        let error = chain(error);
-        match (first, is_other_user) {
+        self.failed.insert(worker.id, session);
+        let error = chain(&error);
+        match (is_first, is_other_user) {
             (true, true) => tracing::warn!(
                 worker.id = %worker.id,
                 error,
@@ -96,57 +138,66 @@ impl Rescuer {
             (false, _) => tracing::debug!(worker.id = %worker.id, error, "the jobs of a dead worker still cannot be rescued; trying again"),
         }
     }
+}
 
-    /// Removes a dead worker from `failed`, after its jobs were rescued.
-    pub(crate) fn record_success(&mut self, worker: WorkerId) {
-        self.failed.remove(&worker);
+/// Rescues the jobs of a retired worker, then deletes its document. The deletion is last, so that another cleaner can
+/// continue.
+async fn finish_retirement(
+    store: &Store,
+    watchdog: &Watchdog,
+    session: &mut CommitSession,
+    worker: &RegisteredWorker,
+) -> Result<(), StoreError> {
+    if let Err(error) = store.kill_sessions(&worker.sessions).await {
+        tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB ends their transactions within a minute");
     }
-
-    /// Ends every job that a retired worker holds. Its roster document lists every job that it can have locked.
-    pub(crate) async fn rescue_jobs_of(&mut self, worker: &RegisteredWorker) -> Result<(), StoreError> {
-        for step in worker.jobs.chunks(STEP) {
-            let held = self.store.held_by(worker.id, step).await?;
-            self.end_all(held).await?;
-        }
-        Ok(())
+    // This cleaner can also die during a transaction. The cleaner that continues finds its session in this document.
+    store.record_rescue_session(worker.id, store.open_session(session).await?).await?;
+    // Its roster document lists every job that it can have locked.
+    for step in worker.jobs.chunks(STEP) {
+        let held = store.held_by(worker.id, step).await?;
+        end_all(store, watchdog, session, held).await?;
     }
+    store.delete_if_retired(worker.id).await?;
+    store.announce_hint(Hint::Left { worker: worker.id }).await;
+    Ok(())
+}
 
-    /// Ends these jobs of dead workers, each by its stored verdict.
-    async fn end_all(&mut self, held: Vec<Held>) -> Result<(), StoreError> {
-        self.watchdog.progress();
-        let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
-        let now = self.store.now();
-        for Held { holder, claim, job } in held {
-            let job = match job {
-                Ok(job) => job,
-                Err((document, error)) => {
-                    tracing::warn!(job.id = %claim.job(), %error, "a locked document is not a valid job; archiving it");
-                    archivals.push(Archival::undecodable(claim, holder, &document, &error, now));
-                    continue;
-                }
-            };
-            match verdict(&job) {
-                IfWorkerDies::RetryAfterMs(delay) => {
-                    // The stored delay can be any number.
-                    let at = later(now, Duration::from_millis(u64::try_from(delay).unwrap_or(0)));
-                    reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
-                    groups.insert(job.group);
-                }
-                IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, crashed(&job, now), &why, None)),
+/// Ends these jobs of dead workers, each by its stored verdict.
+async fn end_all(store: &Store, watchdog: &Watchdog, session: &mut CommitSession, held: Vec<Held>) -> Result<(), StoreError> {
+    watchdog.progress();
+    let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
+    let now = store.now();
+    for Held { holder, claim, job } in held {
+        let job = match job {
+            Ok(job) => job,
+            Err((document, error)) => {
+                tracing::warn!(job.id = %claim.job(), %error, "a locked document is not a valid job; archiving it");
+                archivals.push(Archival::undecodable(claim, holder, &document, &error, now));
+                continue;
             }
+        };
+        match verdict(&job) {
+            IfWorkerDies::RetryAfterMs(delay) => {
+                // The stored delay can be any number.
+                let at = later(now, Duration::from_millis(u64::try_from(delay).unwrap_or(0)));
+                reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
+                groups.insert(job.group);
+            }
+            IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, crashed(&job, now), &why, None)),
         }
-        let rescheduled = self.store.finish(&mut self.session, &reschedulings).await?;
-        let archived = self.store.finish(&mut self.session, &archivals).await?;
-        let count = |recorded: &[Recorded]| recorded.iter().filter(|recorded| **recorded == Recorded::Yes).count();
-        let (again, ended) = (count(&rescheduled), count(&archived));
-        if again + ended > 0 {
-            tracing::info!(again, ended, "rescued the jobs of a dead worker");
-        }
-        if again > 0 {
-            self.store.announce_hint(Hint::jobs_in(groups)).await;
-        }
-        Ok(())
     }
+    let rescheduled = store.finish(session, &reschedulings).await?;
+    let archived = store.finish(session, &archivals).await?;
+    let count = |recorded: &[Recorded]| recorded.iter().filter(|recorded| **recorded == Recorded::Yes).count();
+    let (again, ended) = (count(&rescheduled), count(&archived));
+    if again + ended > 0 {
+        tracing::info!(again, ended, "rescued the jobs of a dead worker");
+    }
+    if again > 0 {
+        store.announce_hint(Hint::jobs_in(groups)).await;
+    }
+    Ok(())
 }
 
 impl Rescuer {
@@ -220,7 +271,7 @@ pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutd
         }
         if !orphans.is_empty() {
             tracing::warn!(count = orphans.len(), "jobs are locked by workers that are not in the roster");
-            failed = failed.and(rescuer.end_all(orphans).await);
+            failed = failed.and(end_all(store, &rescuer.watchdog, &mut rescuer.session, orphans).await);
         }
         match next {
             Some(next) => after = Some(next),

@@ -19,7 +19,7 @@ use std::{
 use recruiter_common::{
     ids::WorkerId,
     roster::{ProcessIdentity, RegisteredWorker},
-    store::{Hint, Store, StoreError},
+    store::{Store, StoreError},
     telemetry::chain,
 };
 
@@ -166,6 +166,12 @@ pub(crate) async fn tick(
     observations: &mut Observations,
     dead_after: Duration,
 ) -> Result<bool, StoreError> {
+    let polled = poll(store, rescuer, observations, dead_after).await;
+    rescuer.wait().await;
+    polled
+}
+
+async fn poll(store: &Store, rescuer: &mut Rescuer, observations: &mut Observations, dead_after: Duration) -> Result<bool, StoreError> {
     // Taken before the reads, because this process may stall after them.
     let asked = Monotonic::now();
     let written = observations.suspects && store.acknowledges_writes(dead_after / POLLS).await?;
@@ -189,36 +195,14 @@ pub(crate) async fn tick(
         if let Some(retired) = retired {
             tracing::warn!(worker.id = %worker, death.cause = death.cause(), "a worker is dead: retiring it");
             observations.finishing.insert(worker);
-            finish_retirement_or_leave(store, rescuer, &retired).await;
+            rescuer.begin(retired).await;
             has_retired = true;
         }
     }
     for retired in left {
-        finish_retirement_or_leave(store, rescuer, retired).await;
+        rescuer.begin(retired.clone()).await;
     }
     Ok(has_retired)
-}
-
-/// Finishes a retirement. After an error the next poll tries again; other workers are not affected.
-async fn finish_retirement_or_leave(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) {
-    match finish_retirement(store, rescuer, worker).await {
-        Ok(()) => rescuer.record_success(worker.id),
-        Err(error) => rescuer.record_failure(worker, &error),
-    }
-}
-
-/// Rescues the jobs of a retired worker, then deletes its document. The deletion is last, so that another cleaner can
-/// continue.
-async fn finish_retirement(store: &Store, rescuer: &mut Rescuer, worker: &RegisteredWorker) -> Result<(), StoreError> {
-    if let Err(error) = store.kill_sessions(&worker.sessions).await {
-        tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB ends their transactions within a minute");
-    }
-    // This cleaner can also die during a transaction. The cleaner that continues finds its session in this document.
-    store.record_rescue_session(worker.id, rescuer.session().await?).await?;
-    rescuer.rescue_jobs_of(worker).await?;
-    store.delete_if_retired(worker.id).await?;
-    store.announce_hint(Hint::Left { worker: worker.id }).await;
-    Ok(())
 }
 
 #[cfg(test)]

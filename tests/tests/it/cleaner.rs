@@ -7,9 +7,10 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{StartId, WorkerId},
     retry_policy::RetryForever,
+    store::Registration,
 };
 use recruiter_tests::{
-    factory::{insert_unvalidated, minimal_job},
+    factory::{announcement, insert_unvalidated, minimal_job},
     fail_points::FailPoint,
     local::{ids, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
@@ -160,6 +161,24 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     assert_eq!(system.cleaner.stderr().matches("fields of a roster document cannot be decoded").count(), 1, "{}", system.cleaner.stderr());
     drop(frozen);
     system.stop().await;
+}
+
+/// The first of two that die together: its first write hangs.
+#[tokio::test]
+async fn a_rescue_that_hangs_holds_up_no_other() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    for _ in 0..2 {
+        store.register(&Registration { lease_ms: 300, ..announcement(1) }).await.unwrap();
+    }
+    let fault = FailPoint::new("recruiter-cleaner", &["update"]).namespace(database.name(), "roster").times(1);
+    let armed = fault.block(Duration::from_secs(8)).arm(database.uri()).await;
+    let _cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "1500ms", "--every", "100ms"]);
+    wait_until(SOON, "one is rescued", async || count(&database, "roster", doc! {}).await == 1).await;
+    assert_eq!(armed.struck().await, 1);
+    let hangs = doc! { "retired": true, "sessions": [] };
+    assert_eq!(count(&database, "roster", hangs).await, 1, "the other one");
+    wait_until(SOON, "it is rescued as well", async || count(&database, "roster", doc! {}).await == 0).await;
 }
 
 /// MongoDB lets a user end its own transactions only.
