@@ -182,7 +182,7 @@ async fn end_all(store: &Store, watchdog: &Watchdog, session: &mut CommitSession
                 // The stored delay can be any number.
                 let at = later(now, Duration::from_millis(u64::try_from(delay).unwrap_or(0)));
                 reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
-                groups.insert(job.group);
+                groups.insert(job.settings.group().to_owned());
             }
             IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, crashed(&job, now), &why, None)),
         }

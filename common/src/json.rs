@@ -66,6 +66,27 @@ pub fn to_bson(value: Value) -> Result<Bson, JsonError> {
     Bson::try_from(value).map_err(|error| JsonError::Unstorable(error.to_string()))
 }
 
+/// The same, with an error for the person who has written the text.
+pub(crate) fn extended(value: Value) -> Result<Bson, String> {
+    to_bson(value).map_err(|error| match error {
+        JsonError::Unstorable(problem) => format!("invalid extended JSON: {problem}"),
+        problem @ (JsonError::TooLarge { .. } | JsonError::Invalid(_)) => problem.to_string(),
+    })
+}
+
+/// Relaxed extended JSON, except for integers that would be read back with fewer bits.
+pub(crate) fn relaxed(value: Bson) -> Value {
+    if let Bson::Document(document) = value {
+        Value::Object(document.into_iter().map(|(key, value)| (key, relaxed(value))).collect())
+    } else if let Bson::Array(list) = value {
+        Value::Array(list.into_iter().map(relaxed).collect())
+    } else if let Some(number) = value.as_i64().filter(|number| i32::try_from(*number).is_ok()) {
+        serde_json::json!({ "$numberLong": number.to_string() })
+    } else {
+        value.into_relaxed_extjson()
+    }
+}
+
 /// The BSON of a value of any type.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 //! use recruiter_common::spec::JobSpec;
 //!
 //! let spec: JobSpec = r#"{"class": "checksum", "parameters": {"path": "/etc/hostname"}, "after": "5m"}"#.parse()?;
-//! assert_eq!(spec.group, None, "the default is `generic`");
+//! assert_eq!(spec.settings.group(), "generic", "the default");
 //! assert_eq!(spec.to_string(), r#"{"class":"checksum","parameters":{"path":"/etc/hostname"},"after":"5m"}"#);
 //! let job = spec.into_job(UnknownPolicies::Refuse)?;
 //! # use recruiter_common::spec::{InvalidSpec, UnknownPolicies};
@@ -26,9 +26,9 @@ use crate::{
     graphs::{Edge, When},
     ids::JobId,
     instant::Instant,
-    job::{Job, Keep, Priority, StoredPolicy},
-    json::{self, JsonError},
-    limits::{line_of_gate, resources_in},
+    job::{Job, Settings, StoredPolicy},
+    json::{self, JsonError, relaxed},
+    names::check_traceparent,
     retry_policy::RetryPolicies,
     unique::{OnConflict, Unique},
 };
@@ -51,12 +51,9 @@ pub struct JobSpec {
     /// Only for a bundle, and in place of `parameters`: an array with the parameters of each item.
     #[serde(default, deserialize_with = "items", serialize_with = "documents", skip_serializing_if = "Option::is_none")]
     pub items: Option<Vec<Document>>,
-    /// Group. Default: `generic`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub group: Option<String>,
-    /// Priority from 0 to 9, higher first. Default: 5.
-    #[serde(default, deserialize_with = "priority", serialize_with = "number", skip_serializing_if = "Option::is_none")]
-    pub priority: Option<Priority>,
+    /// How the job is treated.
+    #[serde(flatten)]
+    pub settings: Settings,
     /// Instant at which the job is due, for example `2030-01-31T18:00:00Z`. Default: now, unless `after` is given.
     #[serde(default, deserialize_with = "instant", serialize_with = "rfc3339", skip_serializing_if = "Option::is_none")]
     pub scheduled_at: Option<Instant>,
@@ -72,34 +69,10 @@ pub struct JobSpec {
     /// What makes the job unique.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unique: Option<UniqueSpec>,
-    /// Labels.
-    #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
-    pub tags: Vec<String>,
-    /// Name of the job in the application's own terms.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub urn: Option<String>,
-    /// Trace that the job belongs to: a W3C `traceparent`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub traceparent: Option<String>,
-    /// Retry policy, `{"class": …, "parameters": …}`. Default: no retry.
-    #[serde(default, deserialize_with = "policy", serialize_with = "stored_policy", skip_serializing_if = "Option::is_none")]
-    pub retry_policy: Option<StoredPolicy>,
-    /// `failures`: of a job that succeeded nothing is kept ([`Keep`]). Default: `all`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep: Option<Keep>,
-    /// Resources that the job needs, for example `printer` or `customer:17` ([`limits`](crate::limits)).
-    #[serde(default, deserialize_with = "tags", skip_serializing_if = "Vec::is_empty")]
-    pub limits: Vec<String>,
-    /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub line: Option<String>,
     /// The jobs that it waits for: ids, or objects `{"job": "…", "when": "ended"}` with `done` (the default), `ended` or `failed`
     /// ([`graphs`](crate::graphs)).
     #[serde(default, deserialize_with = "edges", serialize_with = "edges_to_json", skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<Edge>,
-    /// Whether its line halts if it fails for the last time, until an operator resumes the line. Default: the line goes on.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub halt_on_failure: Option<bool>,
     /// Id of the job, 24 hexadecimal digits. If a job with this id exists, nothing is enqueued.
     #[serde(default, deserialize_with = "id", serialize_with = "hex", skip_serializing_if = "Option::is_none")]
     pub id: Option<JobId>,
@@ -260,28 +233,9 @@ impl JobSpec {
             None => (Some(document(job.parameters.clone())?), None),
             Some(_) => (None, Some(job.items_to_repeat().into_iter().map(document).collect::<Result<_, _>>()?)),
         };
-        Ok(Self {
-            class: job.class.clone(),
-            parameters,
-            items,
-            group: Some(job.group.clone()),
-            priority: Some(job.priority),
-            tags: job.tags.clone(),
-            urn: job.urn.clone(),
-            retry_policy: Some(job.retry_policy.clone()),
-            unique: UniqueSpec::of_job(job),
-            keep: Some(job.keep).filter(|keep| *keep != Keep::default()),
-            limits: job
-                .gate
-                .iter()
-                .filter(|gate| line_of_gate(gate).is_none())
-                .flat_map(|gate| resources_in(gate))
-                .map(str::to_owned)
-                .collect(),
-            line: job.gate.as_deref().and_then(line_of_gate).map(str::to_owned),
-            halt_on_failure: job.halt_on_failure.then_some(true),
-            ..Self::default()
-        })
+        let mut settings = job.settings.clone();
+        settings.traceparent.take_if(|traceparent| check_traceparent(traceparent).is_err());
+        Ok(Self { class: job.class.clone(), parameters, items, settings, unique: UniqueSpec::of_job(job), ..Self::default() })
     }
 
     /// The job, ready to be enqueued.
@@ -313,34 +267,10 @@ impl JobSpec {
         if let Some(unique) = self.unique {
             job = job.unique(unique.into_unique()?);
         }
-        if let Some(policy) = self.retry_policy {
-            check_policy(&policy, unknown_policies)?;
-            job = job.retry_stored(policy);
+        if let Some(policy) = &self.settings.retry_policy {
+            check_policy(policy, unknown_policies)?;
         }
-        job = self.tags.into_iter().fold(job, NewJob::tag);
-        job = self.limits.into_iter().fold(job, NewJob::limit);
-        if let Some(group) = self.group {
-            job = job.in_group(group);
-        }
-        if let Some(priority) = self.priority {
-            job = job.priority(priority);
-        }
-        if let Some(urn) = self.urn {
-            job = job.urn(urn);
-        }
-        if let Some(traceparent) = self.traceparent {
-            job = job.traceparent(traceparent);
-        }
-        if let Some(keep) = self.keep {
-            job = job.keep(keep);
-        }
-        if let Some(line) = self.line {
-            job = job.in_line(line);
-        }
-        job = job.waits_for_all(self.waits_for);
-        if self.halt_on_failure == Some(true) {
-            job = job.halt_on_failure();
-        }
+        job = job.with_settings(self.settings).waits_for_all(self.waits_for);
         if let Some(id) = self.id {
             job = job.with_id(id);
         }
@@ -417,7 +347,7 @@ pub fn items_of_text(text: &str) -> Result<Vec<Document>, InvalidSpec> {
 /// # Errors
 /// When the text is not one.
 pub fn policy_of_text(text: &str) -> Result<StoredPolicy, InvalidSpec> {
-    json_of_text(text).and_then(policy_of_json)
+    json_of_text(text).and_then(|policy| StoredPolicy::of_json(policy).map_err(InvalidSpec::new))
 }
 
 /// An instant, as RFC 3339 writes it.
@@ -450,14 +380,6 @@ pub fn id_of_text(text: &str) -> Result<JobId, InvalidSpec> {
     text.parse().map_err(|_| InvalidSpec::new(format!("`{text:.80}` is not a job id (24 hexadecimal digits)")))
 }
 
-/// What is kept of a job after its end.
-///
-/// # Errors
-/// When the text is not one.
-pub fn keep_of_text(text: &str) -> Result<Keep, InvalidSpec> {
-    serde_json::from_value(text.into()).map_err(|_| InvalidSpec::new(format!("`{text:.80}` is neither `all` nor `failures`")))
-}
-
 // From JSON.
 
 fn json_of_text(text: &str) -> Result<Value, InvalidSpec> {
@@ -468,10 +390,7 @@ fn json_of_text(text: &str) -> Result<Value, InvalidSpec> {
 }
 
 fn extended(value: Value) -> Result<Bson, InvalidSpec> {
-    json::to_bson(value).map_err(|error| match error {
-        JsonError::Unstorable(problem) => InvalidSpec::new(format!("invalid extended JSON: {problem}")),
-        problem @ (JsonError::TooLarge { .. } | JsonError::Invalid(_)) => InvalidSpec::new(problem.to_string()),
-    })
+    json::extended(value).map_err(InvalidSpec::new)
 }
 
 fn parameters_of_json(value: Value) -> Result<Document, InvalidSpec> {
@@ -488,19 +407,6 @@ fn items_of_json(value: Value) -> Result<Vec<Document>, InvalidSpec> {
     };
     let item = |(index, item)| parameters_of_json(item).map_err(|problem| InvalidSpec::new(format!("item {index}: {problem}")));
     items.into_iter().enumerate().map(item).collect()
-}
-
-fn policy_of_json(value: Value) -> Result<StoredPolicy, InvalidSpec> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Policy {
-        class: String,
-        #[serde(default)]
-        parameters: Value,
-    }
-    let policy = Policy::deserialize(value)
-        .map_err(|error| InvalidSpec::new(format!(r#"a retry policy is {{"class": …, "parameters": …}}: {error}"#)))?;
-    Ok(StoredPolicy { class: policy.class, parameters: extended(policy.parameters)? })
 }
 
 fn instant_of_json(value: Value) -> Result<Instant, InvalidSpec> {
@@ -548,10 +454,6 @@ fn items<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Document>>, D:
     optional(from, items_of_json)
 }
 
-fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoredPolicy>, D::Error> {
-    optional(from, policy_of_json)
-}
-
 fn instant<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Instant>, D::Error> {
     optional(from, instant_of_json)
 }
@@ -564,35 +466,12 @@ fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<JobId>, D::Error> {
     optional(from, id_of_json)
 }
 
-fn priority<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Priority>, D::Error> {
-    let Some(value) = Option::<i64>::deserialize(from)? else { return Ok(None) };
-    let known = u8::try_from(value).ok().and_then(Priority::new);
-    known.map(Some).ok_or_else(|| D::Error::custom(format!("`priority` is {value}; it must be from 0 to 9")))
-}
-
-fn tags<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
-}
-
 fn edges<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Edge>, D::Error> {
     let edges: Vec<Value> = Option::deserialize(from)?.unwrap_or_default();
     edges.into_iter().map(|edge| edge_of_json(edge).map_err(D::Error::custom)).collect()
 }
 
 // To JSON.
-
-/// Relaxed extended JSON, except for integers that would be read back with fewer bits.
-fn relaxed(value: Bson) -> Value {
-    if let Bson::Document(document) = value {
-        Value::Object(document.into_iter().map(|(key, value)| (key, relaxed(value))).collect())
-    } else if let Bson::Array(list) = value {
-        Value::Array(list.into_iter().map(relaxed).collect())
-    } else if let Some(number) = value.as_i64().filter(|number| i32::try_from(*number).is_ok()) {
-        json!({ "$numberLong": number.to_string() })
-    } else {
-        value.into_relaxed_extjson()
-    }
-}
 
 fn document<S: Serializer>(document: &Option<Document>, to: S) -> Result<S::Ok, S::Error> {
     document.clone().map(|document| relaxed(document.into())).serialize(to)
@@ -601,15 +480,6 @@ fn document<S: Serializer>(document: &Option<Document>, to: S) -> Result<S::Ok, 
 fn documents<S: Serializer>(documents: &Option<Vec<Document>>, to: S) -> Result<S::Ok, S::Error> {
     let all = |documents: Vec<Document>| documents.into_iter().map(|document| relaxed(document.into())).collect::<Vec<_>>();
     documents.clone().map(all).serialize(to)
-}
-
-fn stored_policy<S: Serializer>(policy: &Option<StoredPolicy>, to: S) -> Result<S::Ok, S::Error> {
-    let json = |policy: StoredPolicy| json!({ "class": policy.class, "parameters": relaxed(policy.parameters) });
-    policy.clone().map(json).serialize(to)
-}
-
-fn number<S: Serializer>(priority: &Option<Priority>, to: S) -> Result<S::Ok, S::Error> {
-    priority.map(Priority::get).serialize(to)
 }
 
 fn rfc3339<S: Serializer>(at: &Option<Instant>, to: S) -> Result<S::Ok, S::Error> {
@@ -637,6 +507,7 @@ mod tests {
     use bson::doc;
 
     use super::*;
+    use crate::job::{Keep, Priority};
 
     /// A line is this job, and this job is written as a line that is the same job again; or the line is refused with this.
     #[track_caller]
@@ -670,10 +541,13 @@ mod tests {
         check("\u{feff} {\"class\": \"c\"}\r\n", spec(|_| {}));
         check(r#"{"class": "c", "parameters": null, "tags": null, "priority": null}"#, spec(|_| {}));
         check(r#"{"class": "c", "group": "$where.a", "tags": ["t", "u"], "urn": "u"}"#, {
-            spec(|spec| (spec.group, spec.tags, spec.urn) = (Some("$where.a".into()), vec!["t".into(), "u".into()], Some("u".into())))
+            spec(|spec| {
+                let Settings { group, tags, urn, .. } = &mut spec.settings;
+                (*group, *tags, *urn) = (Some("$where.a".into()), vec!["t".into(), "u".into()], Some("u".into()));
+            })
         });
-        check(r#"{"class": "c", "priority": 9}"#, spec(|spec| spec.priority = Some(Priority::MAX)));
-        check(r#"{"class": "c", "keep": "failures"}"#, spec(|spec| spec.keep = Some(Keep::Failures)));
+        check(r#"{"class": "c", "priority": 9}"#, spec(|spec| spec.settings.priority = Some(Priority::MAX)));
+        check(r#"{"class": "c", "keep": "failures"}"#, spec(|spec| spec.settings.keep = Some(Keep::Failures)));
         check(r#"{"class": "c", "expires_after": "2h"}"#, spec(|spec| spec.expires_after = Some(Duration::from_secs(7_200))));
         let unique = |change: fn(&mut UniqueSpec)| {
             let mut unique = UniqueSpec::default();
@@ -692,7 +566,7 @@ mod tests {
                 (unique.period, unique.at_most) = (Some(Duration::from_secs(3_600)), Some(Duration::from_secs(300)));
             })
         });
-        check(r#"{"class": "c", "keep": "all"}"#, spec(|spec| spec.keep = Some(Keep::All)));
+        check(r#"{"class": "c", "keep": "all"}"#, spec(|spec| spec.settings.keep = Some(Keep::All)));
         check(r#"{"class": "c", "keep": "nothing"}"#, Err("unknown variant `nothing`, expected `all` or `failures`"));
         check(r#"{"class": "c", "items": [{"a": 1}, {}]}"#, spec(|spec| spec.items = Some(vec![doc! { "a": 1 }, doc! {}])));
         check(r#"{"class": "c", "after": "1h 30m"}"#, spec(|spec| spec.after = Some(Duration::from_secs(5_400))));
@@ -705,7 +579,7 @@ mod tests {
         let policy = StoredPolicy { class: "RetryForever".into(), parameters: doc! { "seconds_to_wait_before_retry": 1 }.into() };
         check(
             r#"{"class": "c", "retry_policy": {"class": "RetryForever", "parameters": {"seconds_to_wait_before_retry": 1}}}"#,
-            spec(|spec| spec.retry_policy = Some(policy)),
+            spec(|spec| spec.settings.retry_policy = Some(policy)),
         );
     }
 

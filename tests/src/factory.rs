@@ -75,7 +75,7 @@ pub async fn read(store: &Store, ids: &[JobId]) -> Vec<Job> {
 pub fn to_start(jobs: &[Job]) -> Vec<ToStart> {
     let decided = |job: &Job| ToStart {
         job: job.id,
-        group: job.group.clone(),
+        group: job.settings.group().to_owned(),
         attempts: job.attempts,
         due: job.due().expect("a job that waits"),
         if_worker_dies: IfWorkerDies::Archive(FinishReason::WORKER_DIED),

@@ -242,7 +242,7 @@ async fn a_program_gets_the_span_of_its_execution() {
 /// A trace that the application has set stays, and a job can take one before it is enqueued.
 #[tokio::test]
 async fn the_trace_of_a_job_can_be_set() {
-    let document = |job: NewJob| job.to_job(bson::DateTime::now().to_chrono()).unwrap().traceparent();
+    let document = |job: NewJob| job.to_job(bson::DateTime::now().to_chrono()).unwrap().settings.traceparent;
     let (span, request) = request();
     let own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
     assert_eq!(span.in_scope(|| document(obey(Order::Fail).traceparent(own))), Some(own.into()));

@@ -108,12 +108,12 @@ impl Context {
 
     /// The group of the job.
     pub fn group(&self) -> &str {
-        &self.job.group
+        self.job.settings.group()
     }
 
     /// The trace that the job belongs to, as its enqueuer has set it ([`NewJob::traceparent`](recruiter_common::NewJob::traceparent)).
     pub fn traceparent(&self) -> Option<String> {
-        self.job.traceparent()
+        self.job.settings.traceparent.clone()
     }
 
     /// The trace for the processes that this execution starts: with the feature `opentelemetry` that of the current span.
@@ -128,12 +128,12 @@ impl Context {
 
     /// The tags of the job.
     pub fn tags(&self) -> &[String] {
-        &self.job.tags
+        &self.job.settings.tags
     }
 
     /// The URN of the job.
     pub fn urn(&self) -> Option<&str> {
-        self.job.urn.as_deref()
+        self.job.settings.urn.as_deref()
     }
 
     /// The store of the worker, to enqueue further jobs with.

@@ -142,7 +142,7 @@ impl Optimistic {
             Some(Some(ran)) => Attempted::Here { id: enqueued.id, ran },
             Some(None) => Attempted::NotRecorded { id: enqueued.id },
             None => {
-                self.hand_over(enqueued.id, due, given.group).await;
+                self.hand_over(enqueued.id, due, given.settings.group().to_owned()).await;
                 Attempted::Queued(enqueued)
             }
         })

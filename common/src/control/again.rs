@@ -3,16 +3,10 @@
 use bson::{Bson, Document};
 
 use super::revision::Revision;
-use crate::{
-    enqueue::NewJob,
-    ids::JobId,
-    job::Job,
-    limits::{line_of_gate, resources_in},
-    spec::unique_again,
-};
+use crate::{enqueue::NewJob, ids::JobId, job::Job, spec::unique_again};
 
-/// The same job under a new id, with its unique key and its limits. A bundle gets only the items that are not done, or all items if all are done.
-pub(super) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
+/// The same job under a new id, with its unique key and its settings. So it stays in the trace of the enqueuer. A bundle gets only the items that are not done, or all items if all are done.
+pub(crate) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {
             return Err("its parameters are not a document; enqueue it by hand".to_owned());
@@ -27,20 +21,9 @@ pub(super) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
             NewJob::bundle_of_class(job.class, items)
         }
     };
-    let new = new.with_id(JobId::new()).in_group(job.group).priority(job.priority);
-    let new = job.tags.into_iter().fold(new, NewJob::tag).retry_stored(job.retry_policy).keep(job.keep).recovered_from(job.id);
-    let gate = job.gate.unwrap_or_default();
-    let new = match line_of_gate(&gate) {
-        Some(line) => new.in_line(line),
-        None => resources_in(&gate).fold(new, NewJob::limit),
-    };
-    let new = if job.halt_on_failure { new.halt_on_failure() } else { new };
-    let new = match unique {
+    let new = new.with_settings(job.settings).with_id(JobId::new()).recovered_from(job.id);
+    Ok(with.apply(match unique {
         Some(unique) => new.unique(unique),
-        None => new,
-    };
-    Ok(with.apply(match job.urn {
-        Some(urn) => new.urn(urn),
         None => new,
     }))
 }
@@ -71,13 +54,5 @@ mod tests {
         let rest = done_again(bundle(vec!["done".into(), failed]));
         assert!(!rest.contains("\"n\": Int32(0)") && rest.contains("\"n\": Int32(1)") && rest.contains("\"n\": Int32(2)"), "{rest}");
         assert!(done_again(bundle(vec!["done".into(); 3])).contains("\"n\": Int32(0)"), "all items, if all are done");
-    }
-
-    #[test]
-    fn a_retried_job_keeps_its_limits_or_its_line() {
-        let again = |gate: &str| format!("{:?}", again(job(doc! { "gate": gate }), &Revision::default()).expect("a job"));
-        assert!(again("customer:17,printer").contains(r#"limits: ["customer:17", "printer"]"#), "{}", again("customer:17,printer"));
-        let line = crate::limits::gate_of_line("k");
-        assert!(again(&line).contains(r#"line: Some("k")"#), "{}", again(&line));
     }
 }

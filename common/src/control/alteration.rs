@@ -57,8 +57,8 @@ impl Alteration {
     /// Whether a job that is due at `at` has these values.
     pub(super) fn is_in(&self, job: &Job, at: Instant) -> bool {
         let stored = |instant: Instant| instant.timestamp_millis();
-        self.priority.is_none_or(|priority| priority == job.priority)
-            && self.group.as_ref().is_none_or(|group| *group == job.group)
+        self.priority.is_none_or(|priority| priority == job.settings.priority())
+            && self.group.as_ref().is_none_or(|group| *group == job.settings.group())
             && self.at.is_none_or(|wanted| stored(wanted) == stored(at))
     }
 }

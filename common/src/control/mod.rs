@@ -14,7 +14,7 @@
 //! | `export` | finished jobs as lines of JSON |
 //! | `patience` | how long a call is repeated |
 
-mod again;
+pub(crate) mod again;
 mod alteration;
 mod change;
 mod export;
@@ -225,9 +225,9 @@ impl Control {
                 }
                 Step::Enqueue { retried_as, job, why } => {
                     let revision = revision(change);
-                    groups.insert(revision.group_of(&job.group));
+                    groups.insert(revision.group_of(job.settings.group()));
                     // A job that has halted its line runs before the others of the line.
-                    let place = job.halt_on_failure.then(|| bson::DateTime::from_chrono(job.created_at));
+                    let place = job.settings.halt_on_failure.then(|| bson::DateTime::from_chrono(job.created_at));
                     // Those that waited for the old one will wait for it, if their graph is retried.
                     let followed = job.is_followed.then(|| ("followed".to_owned(), bson::Bson::from(true)));
                     let new = again(*job, revision).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));

@@ -67,7 +67,7 @@ fn step_of_alteration(alteration: &Alteration, is_archived: bool, document: RawD
         JobState::Scheduled { .. } => match job.predecessor_key().filter(|_| alteration.at.is_some()) {
             // It has no date of its own until that job ends.
             Some(key) => Err(Refusal::WaitsForAnother { key }),
-            None => Ok(Step::Alter { group: job.group }),
+            None => Ok(Step::Alter { group: job.settings.group().to_owned() }),
         },
         JobState::Archived { .. } => Err(Refusal::Malformed("it is in `scheduled`, but its document is in a finished state".into())),
     }
@@ -108,7 +108,7 @@ fn step_of_retry(again: bool, is_revised: bool, is_archived: bool, document: Raw
         (JobState::Scheduled { .. }, false) if job.is_waiting => return Err(Refusal::WaitsForJobs),
         (JobState::Scheduled { at }, false) => match job.predecessor_key() {
             Some(key) => return Err(Refusal::WaitsForAnother { key }),
-            None => Step::Hasten { at: *at, group: job.group },
+            None => Step::Hasten { at: *at, group: job.settings.group().to_owned() },
         },
         (_, true) => return Err(Refusal::Malformed("it is in the archive, but its document is not in a finished state".into())),
         (JobState::Archived { .. }, false) => {

@@ -12,8 +12,8 @@ use crate::{
     graphs::make_wait,
     ids::JobId,
     instant::{DUE_MS, Instant},
-    job::{Job, bundle::MOST_ITEMS},
-    limits::{InvalidSetting, LONGEST_GATE, check_resource, gate_of, gate_of_line},
+    job::{Job, Settings, bundle::MOST_ITEMS},
+    limits::{InvalidSetting, LONGEST_GATE, check_resource},
     names::{check_name, check_traceparent, check_trimmed_name},
     store::schema::LARGEST_WORKABLE,
     telemetry::of_bson,
@@ -43,145 +43,130 @@ impl NewJob {
 
     /// Validates the job and returns its document, and its key if it is unique.
     pub(super) fn into_keyed_document(self, now: Instant) -> Result<(JobId, Document, Option<Keyed>), EnqueueError> {
-        // A retried job has the names that it had.
-        let check = if self.recovered_from.is_some() { check_name } else { check_trimmed_name };
-        for (what, name) in [("class", &self.class), ("group", &self.group)] {
-            check(name).map_err(|problem| EnqueueError::Name { what, problem })?;
-        }
-        for (what, name) in self.tags.iter().map(|tag| ("tag", tag)).chain(self.urn.iter().map(|urn| ("urn", urn))) {
-            check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
-        }
-        if let Some(problem) = self.traceparent.as_deref().and_then(|text| check_traceparent(text).err()) {
-            return Err(EnqueueError::Name { what: "trace", problem });
-        }
-        let limit = |name: &String| check_resource(name).map_err(|problem| EnqueueError::Limit { problem });
-        self.limits.iter().try_for_each(limit)?;
-        let gate = match &self.line {
-            Some(_) if !self.limits.is_empty() => {
-                let problem = "a job in a line cannot name resources as well: limit its group, or leave the line out";
-                return Err(EnqueueError::Limit { problem: InvalidSetting(problem.into()) });
-            }
-            Some(key) => {
-                check_resource(key).map_err(|problem| EnqueueError::Limit { problem })?;
-                Some(gate_of_line(key))
-            }
-            None if self.halt_on_failure => {
-                return Err(EnqueueError::Limit { problem: InvalidSetting("only a job in a line can halt one: name its line".into()) });
-            }
-            None => gate_of(self.limits.iter().map(String::as_str)),
-        };
-        if let Some(gate) = gate.as_ref().filter(|gate| gate.len() > LONGEST_GATE) {
-            let problem =
-                format!("the names of all resources of a job must have at most {LONGEST_GATE} bytes together, not {}", gate.len());
-            return Err(EnqueueError::Limit { problem: InvalidSetting(problem) });
-        }
-        let priority = self.priority.0.map_err(|number| EnqueueError::Priority { number })?;
-        if let (Some(problem), None) = (self.policy_problem, self.recovered_from) {
-            return Err(EnqueueError::Policy { class: self.class, problem });
-        }
-        let unstorable = |reason: String| EnqueueError::Parameters { class: self.class.clone(), reason };
-        let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
-        let at = match self.scheduled {
-            Scheduled::Now => Some(now),
-            Scheduled::At(at) => Some(at),
-            Scheduled::After(delay) => later(delay),
-        };
-        let at = at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::Date)?;
-        let expires_at = match self.expires {
-            None => None,
-            Some(Expires::At(at)) => Some(Some(at)),
-            Some(Expires::After(time)) => Some(later(time)),
-        };
-        let expires_at = expires_at.map(|at| at.filter(|at| DUE_MS.contains(&at.timestamp_millis())).ok_or(EnqueueError::ExpiryDate));
-        let expires_at = expires_at.transpose()?;
-        if expires_at.is_some_and(|expires_at| expires_at.timestamp_millis() <= at.timestamp_millis()) {
-            return Err(EnqueueError::ExpiresTooEarly);
-        }
-        let given = self.given.map_err(unstorable)?;
-        let keyed = self.unique.map(|unique| {
+        let job = self.traced();
+        job.check()?;
+        let (at, expires_at) = job.dates(now)?;
+        let class = job.class;
+        let given = job.given.map_err(|reason| EnqueueError::Parameters { class: class.clone(), reason })?;
+        let keyed = job.unique.map(|unique| {
             let content = match &given {
                 Given::Parameters(parameters) => Content::Parameters(parameters),
                 Given::Items(items) => Content::Items(items),
             };
-            unique.validated(&self.class, &content, (at - now).to_std().unwrap_or_default())
+            unique.validated(&class, &content, (at - now).to_std().unwrap_or_default())
         });
-        let keyed = keyed.transpose().map_err(|problem| EnqueueError::Unique { class: self.class.clone(), problem })?;
-        let (workable, outcomes) = match given {
-            Given::Parameters(parameters) => {
-                let parameters = document_or_nothing(parameters).map_err(unstorable)?;
-                (doc! { "class": &self.class, "parameters": parameters, "method": "execute" }, None)
-            }
-            Given::Items(items) if items.is_empty() => return Err(EnqueueError::NoItems { class: self.class }),
-            Given::Items(items) if items.len() > MOST_ITEMS => return Err(EnqueueError::TooManyItems { class: self.class }),
-            Given::Items(items) => (doc! { "class": &self.class, "items": items, "method": "execute" }, Some(Bson::Array(Vec::new()))),
-        };
-        let bytes = workable.to_vec().map_err(|error| unstorable(of_bson(&error)))?.len();
-        if bytes > LARGEST_WORKABLE {
-            return Err(EnqueueError::TooLarge { class: self.class, bytes });
-        }
-        let (is_sent_once, id, class) = (self.id.is_none(), self.id.or(self.made_id).unwrap_or_else(JobId::new), self.class);
+        let keyed = keyed.transpose().map_err(|problem| EnqueueError::Unique { class: class.clone(), problem })?;
+        let is_bundle = matches!(given, Given::Items(_));
+        let (is_sent_once, id) = (job.id.is_none(), job.id.or(job.made_id).unwrap_or_else(JobId::new));
         let mut document = doc! {
             "_id": id,
             "done": false,
             "created_at": bson::DateTime::from_chrono(now),
             "locked": false,
             "attempts": 0,
-            "group": self.group,
-            "priority": priority,
-            "workable": workable,
+            "workable": workable(&class, given)?,
             "scheduled_at": bson::DateTime::from_chrono(at),
-            "retry_policy": { "class": self.retry_policy.class, "parameters": self.retry_policy.parameters },
         };
-        if is_sent_once {
-            document.insert("once", true);
-        }
+        document.extend(job.settings.stored());
+        let mut add = |field: &str, value: Option<Bson>| document.extend(value.map(|value| (field.to_owned(), value)));
+        add("once", is_sent_once.then_some(true.into()));
         if let Some(keyed) = &keyed {
-            document.insert(keyed.scope.field(), &keyed.key);
+            add(keyed.scope.field(), Some(keyed.key.clone().into()));
         }
-        if let Some(expires_at) = expires_at {
-            document.insert("expires_at", bson::DateTime::from_chrono(expires_at));
-        }
-        if let Some(keep) = self.keep.stored() {
-            document.insert("keep", keep);
-        }
-        if let Some(gate) = gate {
-            document.insert("gate", gate);
-        }
-        if self.halt_on_failure {
-            document.insert("halt_on_failure", true);
-        }
-        if let Some(outcomes) = outcomes {
-            document.insert("item_outcomes", outcomes);
-        }
-        if !self.tags.is_empty() {
-            document.insert("tags", self.tags);
-        }
-        if let Some(urn) = self.urn {
-            document.insert("urn", urn);
-        }
-        let traceparent = self.traceparent;
-        #[cfg(feature = "opentelemetry")]
-        let traceparent = traceparent.or_else(crate::traces::current);
-        if let Some(traceparent) = traceparent {
-            document.insert("traceparent", traceparent);
-        }
-        if let Some(job) = self.recovered_from {
-            document.insert("recovered_from", job);
-        }
-        if let Some(run) = self.schedule {
-            document.insert("schedule", run);
-        }
-        if let Some(graph) = self.graph {
-            document.insert("graph", graph);
-        }
-        if !self.waits_for.is_empty() {
-            make_wait(&mut document, &self.waits_for, at, now);
+        add("expires_at", expires_at.map(|at| bson::DateTime::from_chrono(at).into()));
+        add("item_outcomes", is_bundle.then(|| Bson::Array(Vec::new())));
+        add("recovered_from", job.recovered_from.map(Bson::from));
+        add("schedule", job.schedule.map(Bson::from));
+        add("graph", job.graph.map(Bson::from));
+        if !job.waits_for.is_empty() {
+            make_wait(&mut document, &job.waits_for, at, now);
         }
         // The size includes tags and policy: the rest of the document needs room for the history and the result.
         match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
             _ => Ok((id, document, keyed)),
         }
+    }
+
+    /// Checks the class and the settings. A retried job has the names, the trace and the retry policy that it had.
+    fn check(&self) -> Result<(), EnqueueError> {
+        let Settings { group, tags, urn, traceparent, limits, .. } = &self.settings;
+        let is_retry = self.recovered_from.is_some();
+        let check = if is_retry { check_name } else { check_trimmed_name };
+        for (what, name) in [("class", Some(&self.class)), ("group", group.as_ref())] {
+            name.map_or(Ok(()), |name| check(name)).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        for (what, name) in tags.iter().map(|tag| ("tag", tag)).chain(urn.iter().map(|urn| ("urn", urn))) {
+            check_name(name).map_err(|problem| EnqueueError::Name { what, problem })?;
+        }
+        if let Some(traceparent) = traceparent.as_ref().filter(|_| !is_retry) {
+            check_traceparent(traceparent).map_err(|problem| EnqueueError::Name { what: "trace", problem })?;
+        }
+        limits
+            .iter()
+            .chain(&self.settings.line)
+            .try_for_each(|name| check_resource(name))
+            .and_then(|()| check_gate(&self.settings))
+            .map_err(|problem| EnqueueError::Limit { problem })?;
+        match (self.wrong_priority, &self.policy_problem) {
+            (Some(number), _) => Err(EnqueueError::Priority { number }),
+            (None, Some(problem)) if !is_retry => Err(EnqueueError::Policy { class: self.class.clone(), problem: problem.clone() }),
+            (None, _) => Ok(()),
+        }
+    }
+
+    /// When it is due, and when it expires.
+    fn dates(&self, now: Instant) -> Result<(Instant, Option<Instant>), EnqueueError> {
+        let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
+        let is_date = |at: &Instant| DUE_MS.contains(&at.timestamp_millis());
+        let at = match self.scheduled {
+            Scheduled::Now => Some(now),
+            Scheduled::At(at) => Some(at),
+            Scheduled::After(delay) => later(delay),
+        };
+        let at = at.filter(is_date).ok_or(EnqueueError::Date)?;
+        let expires_at = match self.expires {
+            None => return Ok((at, None)),
+            Some(Expires::At(at)) => Some(at),
+            Some(Expires::After(time)) => later(time),
+        };
+        let expires_at = expires_at.filter(is_date).ok_or(EnqueueError::ExpiryDate)?;
+        if expires_at.timestamp_millis() <= at.timestamp_millis() {
+            return Err(EnqueueError::ExpiresTooEarly);
+        }
+        Ok((at, Some(expires_at)))
+    }
+}
+
+fn check_gate(settings: &Settings) -> Result<(), InvalidSetting> {
+    let gate = settings.gate().unwrap_or_default();
+    let problem = match &settings.line {
+        Some(_) if !settings.limits.is_empty() => {
+            "a job in a line cannot name resources as well: limit its group, or leave the line out".to_owned()
+        }
+        None if settings.halt_on_failure => "only a job in a line can halt one: name its line".to_owned(),
+        Some(_) | None if gate.len() > LONGEST_GATE => {
+            format!("the names of all resources of a job must have at most {LONGEST_GATE} bytes together, not {}", gate.len())
+        }
+        Some(_) | None => return Ok(()),
+    };
+    Err(InvalidSetting(problem))
+}
+
+fn workable(class: &str, given: Given) -> Result<Document, EnqueueError> {
+    let unstorable = |reason: String| EnqueueError::Parameters { class: class.to_owned(), reason };
+    let workable = match given {
+        Given::Parameters(parameters) => {
+            let parameters = document_or_nothing(parameters).map_err(unstorable)?;
+            doc! { "class": class, "parameters": parameters, "method": "execute" }
+        }
+        Given::Items(items) if items.is_empty() => return Err(EnqueueError::NoItems { class: class.to_owned() }),
+        Given::Items(items) if items.len() > MOST_ITEMS => return Err(EnqueueError::TooManyItems { class: class.to_owned() }),
+        Given::Items(items) => doc! { "class": class, "items": items, "method": "execute" },
+    };
+    match workable.to_vec().map_err(|error| unstorable(of_bson(&error)))?.len() {
+        bytes if bytes > LARGEST_WORKABLE => Err(EnqueueError::TooLarge { class: class.to_owned(), bytes }),
+        _ => Ok(workable),
     }
 }
 

@@ -126,7 +126,7 @@ impl Store {
             let done = self.enqueue_many(jobs.iter().cloned()).await;
             let in_backlog = |is_in: &dyn Fn(&NewJob) -> bool| jobs.iter().filter(|job| is_in(job)).count() as u64;
             let (most_waiting, together) = match &done {
-                Err(EnqueueError::BacklogFull { group, most_waiting }) => (*most_waiting, in_backlog(&|job| job.group == *group)),
+                Err(EnqueueError::BacklogFull { group, most_waiting }) => (*most_waiting, in_backlog(&|job| job.settings.group() == group)),
                 Err(EnqueueError::GateFull { gate, most_waiting, .. }) => (*most_waiting, in_backlog(&|job| job.needs_only(gate))),
                 Ok(_) | Err(_) => return done,
             };
@@ -214,7 +214,7 @@ impl Prepared {
             expires |= job.expires.is_some();
             is_graph |= !job.waits_for.is_empty() || job.graph.is_some();
             resent.extend(job.id);
-            add_one(&mut groups, &job.group);
+            add_one(&mut groups, job.settings.group());
             let (id, document, key) = job.into_keyed_document(now)?;
             if let Ok(gate) = document.get_str("gate") {
                 add_one(&mut gates, gate);

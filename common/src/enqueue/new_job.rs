@@ -9,9 +9,8 @@ use crate::{
     graphs::{Edge, When},
     ids::{GraphId, JobId},
     instant::Instant,
-    job::{DEFAULT_GROUP, Keep, Priority, StoredPolicy, bundle::MOST_ITEMS},
-    limits::gate_of,
-    retry_policy::{DoNotDoItAgain, InvalidPolicy, RetryPolicies, RetryPolicy},
+    job::{Keep, Settings, StoredPolicy, bundle::MOST_ITEMS},
+    retry_policy::{InvalidPolicy, RetryPolicies},
     unique::Unique,
 };
 
@@ -22,18 +21,12 @@ pub struct NewJob {
     pub(super) id: Option<JobId>,
     pub(super) class: String,
     pub(super) given: Result<Given, String>,
-    pub(super) group: String,
-    pub(super) priority: AnyPriority,
-    pub(super) scheduled: Scheduled,
-    pub(super) tags: Vec<String>,
-    pub(super) urn: Option<String>,
-    pub(super) traceparent: Option<String>,
-    pub(super) retry_policy: StoredPolicy,
+    pub(super) settings: Settings,
+    /// A priority that does not exist, set instead of that in the settings.
+    pub(super) wrong_priority: Option<i64>,
+    /// What is wrong with the retry policy.
     pub(super) policy_problem: Option<InvalidPolicy>,
-    pub(super) keep: Keep,
-    pub(super) limits: Vec<String>,
-    pub(super) line: Option<String>,
-    pub(super) halt_on_failure: bool,
+    pub(super) scheduled: Scheduled,
     pub(super) unique: Option<Unique>,
     pub(super) expires: Option<Expires>,
     pub(super) recovered_from: Option<JobId>,
@@ -90,18 +83,10 @@ impl NewJob {
             id: None,
             class: class.into(),
             given: parameters.map(Given::Parameters),
-            group: DEFAULT_GROUP.into(),
-            priority: Priority::default().into(),
-            scheduled: Scheduled::Now,
-            tags: Vec::new(),
-            urn: None,
-            traceparent: None,
-            retry_policy: StoredPolicy::from(&DoNotDoItAgain as &dyn RetryPolicy),
+            settings: Settings::default(),
+            wrong_priority: None,
             policy_problem: None,
-            keep: Keep::default(),
-            limits: Vec::new(),
-            line: None,
-            halt_on_failure: false,
+            scheduled: Scheduled::Now,
             unique: None,
             expires: None,
             recovered_from: None,
@@ -113,19 +98,21 @@ impl NewJob {
     }
 
     pub(super) fn with(mut self, defaults: Defaults) -> Self {
-        if let Some(group) = defaults.group {
-            self.group = group;
-        }
+        (self.settings.group, self.settings.keep) = (defaults.group, defaults.keep);
         if let Some(priority) = defaults.priority {
-            self.priority = priority;
-        }
-        if let Some(keep) = defaults.keep {
-            self.keep = keep;
+            self = self.priority(priority);
         }
         match defaults.retry {
             Some(policy) => self.retry(policy),
             None => self,
         }
+    }
+
+    /// Sets all settings, for example those of another job.
+    pub fn with_settings(mut self, settings: Settings) -> Self {
+        self.policy_problem = settings.retry_policy.as_ref().and_then(problem_with);
+        (self.settings, self.wrong_priority) = (settings, None);
+        self
     }
 
     /// Sets the id, so that a call with an unknown outcome can be repeated: a job whose id is already scheduled or
@@ -137,7 +124,7 @@ impl NewJob {
 
     /// Sets the group: only workers that work on it get the job. Default: the group of its class, or `generic`.
     pub fn in_group(mut self, group: impl Into<String>) -> Self {
-        self.group = group.into();
+        self.settings.group = Some(group.into());
         self
     }
 
@@ -153,29 +140,32 @@ impl NewJob {
         self
     }
 
-    /// Sets the priority, a [`Priority`] or a number: 0 to 9, higher first. Default: the priority of its class, or 5.
+    /// Sets the priority, a [`Priority`](crate::job::Priority) or a number: 0 to 9, higher first. Default: the priority of its class, or 5.
     pub fn priority(mut self, priority: impl Into<AnyPriority>) -> Self {
-        self.priority = priority.into();
+        match priority.into().0 {
+            Ok(priority) => (self.settings.priority, self.wrong_priority) = (Some(priority), None),
+            Err(number) => self.wrong_priority = Some(number),
+        }
         self
     }
 
     /// Adds a label.
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
-        self.tags.push(tag.into());
+        self.settings.tags.push(tag.into());
         self
     }
 
     /// Sets a name in the application's own terms. It need not be unique.
     pub fn urn(mut self, urn: impl Into<String>) -> Self {
-        self.urn = Some(urn.into());
+        self.settings.urn = Some(urn.into());
         self
     }
 
     /// Sets the retry policy, which decides what follows a failure. Default: the policy of its class, or
-    /// [`DoNotDoItAgain`].
+    /// [`DoNotDoItAgain`](crate::DoNotDoItAgain).
     pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
         match policy.into().0 {
-            Ok(policy) => (self.retry_policy, self.policy_problem) = (policy, None),
+            Ok(policy) => (self.settings.retry_policy, self.policy_problem) = (Some(policy), None),
             Err(problem) => self.policy_problem = Some(problem),
         }
         self
@@ -184,15 +174,15 @@ impl NewJob {
     /// Sets the retry policy in its stored form. A built-in policy with invalid or unknown parameters is refused. A
     /// policy that is not built in is accepted, because workers may know it.
     pub fn retry_stored(mut self, policy: StoredPolicy) -> Self {
-        self.policy_problem = RetryPolicies::default().check(&policy).err().filter(|problem| problem.unknown_class().is_none());
-        self.retry_policy = policy;
+        self.policy_problem = problem_with(&policy);
+        self.settings.retry_policy = Some(policy);
         self
     }
 
     /// Sets what is kept of the job after its end. Default: the choice of its class, or [`Keep::All`]. With [`Keep::Failures`] nothing is
     /// kept of a success.
     pub fn keep(mut self, keep: Keep) -> Self {
-        self.keep = keep;
+        self.settings.keep = Some(keep);
         self
     }
 
@@ -202,7 +192,7 @@ impl NewJob {
     ///
     /// With the feature `opentelemetry`, a job without it gets that of the OpenTelemetry context in which it is enqueued.
     pub fn traceparent(mut self, traceparent: impl Into<String>) -> Self {
-        self.traceparent = Some(traceparent.into());
+        self.settings.traceparent = Some(traceparent.into());
         self
     }
 
@@ -213,34 +203,40 @@ impl NewJob {
     /// jobs. To begin a new trace, enqueue the job in an empty context.
     #[cfg(feature = "opentelemetry")]
     pub fn traced(mut self) -> Self {
-        self.traceparent = self.traceparent.or_else(crate::traces::current);
+        self.settings.traceparent = self.settings.traceparent.or_else(crate::traces::current);
+        self
+    }
+
+    /// Without the feature, there is no current trace.
+    #[cfg(not(feature = "opentelemetry"))]
+    pub(super) fn traced(self) -> Self {
         self
     }
 
     /// Adds a resource that the job needs, for example `printer` or `customer:17`. No more jobs with it run at a time, and they start no more
     /// often, than its limit allows ([`limits`](crate::limits)). A job whose resource has no limit yet waits for one.
     pub fn limit(mut self, resource: impl Into<String>) -> Self {
-        self.limits.push(resource.into());
+        self.settings.limits.push(resource.into());
         self
     }
 
     /// Whether this is the gate of the job.
     pub(super) fn needs_only(&self, gate: &str) -> bool {
-        gate_of(self.limits.iter().map(String::as_str)).is_some_and(|own| own == gate)
+        self.settings.gate().is_some_and(|own| own == gate)
     }
 
     /// Puts the job into a line: jobs with the same key run one after the other, in the order in which they were enqueued. A job that is
     /// delayed or retried keeps its place, and those behind it wait until it is finished. A job in a line cannot have other limits, except
     /// that of its group.
     pub fn in_line(mut self, key: impl Into<String>) -> Self {
-        self.line = Some(key.into());
+        self.settings.line = Some(key.into());
         self
     }
 
     /// Halts the line of the job if the job fails for the last time: the jobs behind it wait until an operator resumes the line. By default the
     /// line goes on.
     pub fn halt_on_failure(mut self) -> Self {
-        self.halt_on_failure = true;
+        self.settings.halt_on_failure = true;
         self
     }
 
@@ -331,25 +327,20 @@ impl NewJob {
         self
     }
 
-    /// What is kept of it after its end.
-    pub fn kept(&self) -> Keep {
-        self.keep
+    /// Its settings, as far as it has them.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// The class and the group, which decide which workers get the job.
     pub fn class_and_group(&self) -> (&str, &str) {
-        (&self.class, &self.group)
+        (&self.class, self.settings.group())
     }
+}
 
-    /// The resources that it needs, without those of its line and its group.
-    pub fn limit_names(&self) -> &[String] {
-        &self.limits
-    }
-
-    /// The class of its retry policy.
-    pub fn policy_class(&self) -> &str {
-        &self.retry_policy.class
-    }
+/// What is wrong with a policy. One that is not built in may be known to workers.
+fn problem_with(policy: &StoredPolicy) -> Option<InvalidPolicy> {
+    RetryPolicies::default().check(policy).err().filter(|problem| problem.unknown_class().is_none())
 }
 
 /// Parameters in their stored form. A unit struct (null for serde) and a tuple struct without fields (an empty array) have none.

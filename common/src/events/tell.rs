@@ -41,7 +41,7 @@ impl Store {
         let Some(wanted) = self.publisher.wanted() else { return };
         let worker = job.last_execution.as_ref().and_then(|execution| execution.worker);
         let details = doc! { "attempt": job.attempts, "worker": worker.map_or(Bson::Null, Bson::from) };
-        let event = self.job_event(&wanted, "started", job.id, &job.class, &job.group, details);
+        let event = self.job_event(&wanted, "started", job.id, &job.class, job.settings.group(), details);
         self.tell(event.into_iter().collect(), Vec::new());
     }
 
@@ -105,7 +105,7 @@ impl Store {
         let events = recorded.filter_map(|(notes, _)| {
             let (job, progress) = (notes.job.as_ref()?, notes.set.get_document(PROGRESS).ok()?);
             let details = doc! { "attempt": job.attempts, "progress": progress.clone() };
-            self.job_event(&wanted, "progress", job.id, &job.class, &job.group, details)
+            self.job_event(&wanted, "progress", job.id, &job.class, job.settings.group(), details)
         });
         self.tell(events.collect(), Vec::new());
     }

@@ -4,12 +4,11 @@ use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::Deserialize;
 
 use super::{
-    DEFAULT_POLICY, Job, StoredPolicy,
+    Job,
     bundle::{Bundle, InvalidBundle},
     execution::{Claim, Execution},
     finish_reason::FinishReason,
-    keep::Keep,
-    priority::Priority,
+    settings::Settings,
     state::JobState,
 };
 use crate::{
@@ -64,9 +63,6 @@ pub enum CorruptJob {
     /// `scheduled_at` is outside of the range of dates.
     #[error("`scheduled_at` is {0} ms after 1970, outside of the range of dates")]
     BeyondDates(i64),
-    /// The priority is not between 0 and 9.
-    #[error("`priority` is {0}, not a number from 0 to 9")]
-    Priority(i64),
     /// `locked` is true, but `last_execution` has no worker or no start.
     #[error("`locked` is true, but `last_execution` names no worker and start")]
     LockedByNobody,
@@ -84,7 +80,7 @@ impl From<bson::error::Error> for CorruptJob {
     }
 }
 
-/// The stored document. Only the fields that every enqueuer must write have no default.
+/// The stored document without its [`Settings`]. Only the fields that every enqueuer must write have no default.
 #[derive(Deserialize)]
 struct JobDocument {
     #[serde(rename = "_id")]
@@ -96,16 +92,10 @@ struct JobDocument {
     interruptions: Option<i64>,
     deaths: Option<i64>,
     group: String,
-    priority: Option<i64>,
     workable: WorkableDocument,
     #[serde(deserialize_with = "instant::stored", default)]
     scheduled_at: Option<Instant>,
-    retry_policy: Option<StoredPolicy>,
-    keep: Option<String>,
-    tags: Option<Vec<String>>,
-    urn: Option<String>,
     gate: Option<String>,
-    halt_on_failure: Option<bool>,
     unique: Option<String>,
     unique_while_waiting: Option<String>,
     unique_for_period: Option<String>,
@@ -166,10 +156,6 @@ impl Job {
         let attempts = count("attempts", stored.attempts)?;
         // A running execution was not interrupted. With more interruptions than starts, attempts would never count.
         let ended = attempts - u32::from(matches!(state, JobState::Started { .. })).min(attempts);
-        let priority = match stored.priority {
-            None => Priority::default(),
-            Some(value) => u8::try_from(value).ok().and_then(Priority::new).ok_or(CorruptJob::Priority(value))?,
-        };
         let is_unique = stored.unique.is_some() || stored.unique_while_waiting.is_some() || stored.unique_for_period.is_some();
         Ok(Self {
             id: stored.id,
@@ -177,8 +163,6 @@ impl Job {
             attempts,
             interruptions: count("interruptions", stored.interruptions)?.min(ended),
             deaths: count("deaths", stored.deaths)?,
-            group: stored.group,
-            priority,
             class: stored.workable.class,
             parameters: match stored.workable.parameters {
                 // The PHP Recruiter stores a document without fields as an empty array.
@@ -187,12 +171,8 @@ impl Job {
                 Some(parameters) => parameters,
             },
             bundle: Bundle::of(document)?,
-            retry_policy: stored.retry_policy.unwrap_or_else(|| StoredPolicy { class: DEFAULT_POLICY.into(), parameters: Bson::Null }),
-            keep: Keep::of_stored(stored.keep.as_deref()),
-            tags: stored.tags.unwrap_or_default(),
-            urn: stored.urn,
+            settings: Settings { group: Some(stored.group), ..Settings::of_stored(document)? },
             gate: stored.gate,
-            halt_on_failure: stored.halt_on_failure.unwrap_or(false),
             unique: stored.unique,
             replaced: if is_unique { Some(count("replaced", stored.replaced)?) } else { None },
             expires_at: stored.expires_at,
@@ -256,7 +236,8 @@ mod tests {
         assert_eq!(check(doc! { "locked": true, "scheduled_at": due }), CorruptJob::LockedByNobody.to_string());
         assert_eq!(check(doc! {}), CorruptJob::NeverDue.to_string());
         assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is not a valid count");
-        assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), "`priority` is 12, not a number from 0 to 9");
+        let problem = "the document is not a job: `priority` is 12; it must be from 0 to 9";
+        assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), problem);
         let scheduled = |ms: i64| check(doc! { "scheduled_at": bson::DateTime::from_millis(ms) });
         for ms in [i64::MIN, -8_640_000_000_000_000, 8_640_000_000_000_000, i64::MAX] {
             assert_eq!(scheduled(ms), CorruptJob::BeyondDates(ms).to_string());

@@ -13,7 +13,7 @@ use bson::{
 };
 
 use super::{
-    DEFAULT_POLICY, Job,
+    Job,
     document::CorruptJob,
     execution::{Claim, Execution},
     finish_reason::FinishReason,
@@ -21,6 +21,7 @@ use super::{
     notes::{CHECKPOINT, LOG, PROGRESS, with_notes},
     priority::DEFAULT_PRIORITY,
     raw::{LARGEST_DOCUMENT, completed, replaced},
+    stored_policy::DEFAULT_POLICY,
 };
 use crate::{
     failure::{self, Failure},
@@ -128,13 +129,13 @@ impl Archival {
     /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept, unless other
     /// jobs wait for it.
     pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
-        let kept = if job.keep == Keep::Failures && *why == FinishReason::DONE && !job.is_followed {
-            Kept::Nothing { class: job.class.clone(), group: job.group.clone(), holder: execution.worker }
+        let kept = if job.settings.keep() == Keep::Failures && *why == FinishReason::DONE && !job.is_followed {
+            Kept::Nothing { class: job.class.clone(), group: job.settings.group().to_owned(), holder: execution.worker }
         } else {
             Kept::Document(Arc::new(archived_document(job, &execution, why, result)))
         };
         let (frees, is_followed) = (job.unique.clone(), job.is_followed);
-        let halts = if job.halt_on_failure { Halt::after(job.gate.as_deref(), job.id, why) } else { None };
+        let halts = if job.settings.halt_on_failure { Halt::after(job.gate.as_deref(), job.id, why) } else { None };
         Self { guard: Guard::Claimed(claim), kept, frees, is_followed, continuation: Arc::default(), halts }
     }
 
@@ -370,7 +371,7 @@ impl Rescheduling {
             "interruptions": job.interruptions + u32::from(!counts),
             "deaths": deaths_with(job, execution),
         };
-        Self { claim, update: doc! { "$set": set }, group: job.group.clone(), class: job.class.clone(), due: at }
+        Self { claim, update: doc! { "$set": set }, group: job.settings.group().to_owned(), class: job.class.clone(), due: at }
     }
 
     /// Releases a job whose workable was not entered: the same due date as before, and the start does not count. The newest execution in
@@ -385,7 +386,7 @@ impl Rescheduling {
         update.insert("$set", set);
         let was_due = job.last_execution.as_ref().and_then(|execution| execution.scheduled_at);
         let due = job.due().or(was_due).unwrap_or_default();
-        Self { claim, update, group: job.group.clone(), class: job.class.clone(), due }
+        Self { claim, update, group: job.settings.group().to_owned(), class: job.class.clone(), due }
     }
 
     /// Like a release, but due at `at`, when the obstacle may be gone.

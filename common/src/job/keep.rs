@@ -1,5 +1,7 @@
 //! What is kept of a finished job.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 /// What is kept of a job after its end.
@@ -24,21 +26,23 @@ pub enum Keep {
 }
 
 impl Keep {
-    /// The value of the field `keep`, without which everything is kept.
-    pub(crate) fn stored(self) -> Option<&'static str> {
-        match self {
-            Self::All => None,
-            Self::Failures => Some(FAILURES),
-        }
-    }
-
-    /// The reverse. A value of a later release keeps everything.
+    /// The value of the field `keep`. Without it, and with a value of a later release, everything is kept.
     pub(crate) fn of_stored(stored: Option<&str>) -> Self {
-        if stored == Some(FAILURES) { Self::Failures } else { Self::All }
+        stored.and_then(|stored| stored.parse().ok()).unwrap_or_default()
     }
 }
 
-const FAILURES: &str = "failures";
+impl FromStr for Keep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(Self::All),
+            "failures" => Ok(Self::Failures),
+            _ => Err(format!("`{text:.80}` is neither `all` nor `failures`")),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -46,9 +50,7 @@ mod tests {
 
     #[test]
     fn what_a_later_release_may_have_written_keeps_everything() {
-        for keep in [Keep::All, Keep::Failures] {
-            assert_eq!(Keep::of_stored(keep.stored()), keep);
-        }
+        assert_eq!(Keep::of_stored(Some("failures")), Keep::Failures);
         for stored in ["all", "nothing", "Failures", ""] {
             assert_eq!(Keep::of_stored(Some(stored)), Keep::All);
         }

@@ -12,10 +12,11 @@ mod keep;
 pub mod notes;
 mod priority;
 pub(crate) mod raw;
+pub(crate) mod settings;
 mod state;
+pub(crate) mod stored_policy;
 
-use bson::{Bson, RawDocumentBuf, doc};
-use serde::{Deserialize, Serialize};
+use bson::{Bson, RawDocumentBuf};
 
 use self::bundle::Bundle;
 pub use self::{
@@ -26,7 +27,9 @@ pub use self::{
     keep::Keep,
     notes::JobProgress,
     priority::Priority,
+    settings::Settings,
     state::{JobState, Stage},
+    stored_policy::StoredPolicy,
 };
 use crate::{
     graphs::edges_of,
@@ -36,24 +39,6 @@ use crate::{
 
 /// Group of a job without a group.
 pub const DEFAULT_GROUP: &str = "generic";
-/// Retry policy of a job without a policy.
-pub(crate) const DEFAULT_POLICY: &str = "DoNotDoItAgain";
-
-/// A retry policy as stored.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StoredPolicy {
-    /// Name of the policy.
-    pub class: String,
-    /// Parameters of the policy.
-    #[serde(default)]
-    pub parameters: Bson,
-}
-
-impl From<StoredPolicy> for Bson {
-    fn from(policy: StoredPolicy) -> Self {
-        Bson::Document(doc! { "class": policy.class, "parameters": policy.parameters })
-    }
-}
 
 /// One job, as a value.
 #[derive(Clone, Debug)]
@@ -68,28 +53,16 @@ pub struct Job {
     pub interruptions: u32,
     /// Number of starts that ended with the death of their worker. They count against the retry policy, like failures.
     pub deaths: u32,
-    /// The group it is in.
-    pub group: String,
-    /// Its priority.
-    pub priority: Priority,
     /// Class of the workable.
     pub class: String,
     /// Parameters of the workable: usually a document.
     pub parameters: Bson,
     /// The recorded outcomes of its items, if it is a bundle.
     pub bundle: Option<Bundle>,
-    /// Its retry policy.
-    pub retry_policy: StoredPolicy,
-    /// What is kept of it after its end.
-    pub keep: Keep,
-    /// Labels for people.
-    pub tags: Vec<String>,
-    /// A name in the application's own terms; not unique.
-    pub urn: Option<String>,
-    /// The resources that it needs, as its lane: see [`limits`](crate::limits).
+    /// How it is treated.
+    pub settings: Settings,
+    /// The resources that it needs, or its line, as stored: see [`limits`](crate::limits).
     pub gate: Option<String>,
-    /// Whether its line halts if it fails for the last time.
-    pub halt_on_failure: bool,
     /// Its unique key, if that is taken until the job is finished.
     pub unique: Option<String>,
     /// How often an enqueueing call has replaced its content; `None` for a job without a unique key, whose content never changes.
@@ -140,11 +113,6 @@ impl Job {
     /// A stored field; `None` if it is missing or not valid BSON.
     pub fn field(&self, name: &str) -> Option<Bson> {
         self.document.get(name).ok().flatten()?.try_into().ok()
-    }
-
-    /// The trace that it belongs to: a W3C `traceparent`, as its enqueuer has set it. It may be malformed.
-    pub fn traceparent(&self) -> Option<String> {
-        self.field("traceparent")?.as_str().map(str::to_owned)
     }
 
     /// Parameters of the items of a bundle; empty for any other job.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bson::Bson;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// Priority of a job without a priority.
 pub(crate) const DEFAULT_PRIORITY: u8 = 5;
@@ -27,6 +28,13 @@ impl Priority {
         self.0
     }
 
+    /// The parser of a flag.
+    #[cfg(feature = "process")]
+    pub(super) fn flag() -> impl clap::builder::TypedValueParser<Value = Self> {
+        use clap::builder::TypedValueParser as _;
+        clap::value_parser!(u8).range(0..=i64::from(Self::MAX.0)).map(Self)
+    }
+
     /// Every priority, most urgent first.
     pub fn all() -> impl Iterator<Item = Priority> {
         (0..=Self::MAX.0).rev().map(Priority)
@@ -42,6 +50,20 @@ impl Default for Priority {
 impl From<Priority> for Bson {
     fn from(priority: Priority) -> Self {
         Bson::Int32(priority.0.into())
+    }
+}
+
+impl Serialize for Priority {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_i32(self.0.into())
+    }
+}
+
+impl<'de> Deserialize<'de> for Priority {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let number = i64::deserialize(from)?;
+        let known = u8::try_from(number).ok().and_then(Self::new);
+        known.ok_or_else(|| D::Error::custom(format!("`priority` is {number}; it must be from 0 to 9")))
     }
 }
 

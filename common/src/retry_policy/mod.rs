@@ -86,8 +86,8 @@ impl Job {
             created_at: self.created_at,
             attempts: self.attempts.saturating_sub(self.interruptions),
             deaths: self.deaths,
-            group: &self.group,
-            tags: &self.tags,
+            group: self.settings.group(),
+            tags: &self.settings.tags,
             executions: &self.executions,
         }
     }

@@ -127,7 +127,7 @@ impl Schedule {
 
     /// Whether a job that succeeded leaves nothing, by which a second insert for its slot would be noticed.
     pub fn leaves_nothing(&self) -> bool {
-        self.job.as_ref().is_some_and(|job| job.kept() == Keep::Failures)
+        self.job.as_ref().is_some_and(|job| job.settings().keep() == Keep::Failures)
     }
 
     /// When the run of this slot is due: at the slot, or a little later by the jitter.

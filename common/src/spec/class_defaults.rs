@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{InvalidSpec, JobSpec, UnknownPolicies};
 use crate::{
     instant::Instant,
-    job::{Keep, Priority, StoredPolicy},
+    job::{Keep, Priority, StoredPolicy, settings::or_default, stored_policy::in_json},
     json,
 };
 
@@ -24,16 +24,16 @@ pub struct ClassDefaults {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Priority from 0 to 9.
-    #[serde(default, deserialize_with = "super::priority", serialize_with = "super::number", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
     /// Retry policy.
-    #[serde(default, deserialize_with = "super::policy", serialize_with = "super::stored_policy", skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "in_json", skip_serializing_if = "Option::is_none")]
     pub retry_policy: Option<StoredPolicy>,
     /// What is kept of a finished job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
     /// Resources that each job of the class needs. A job that names others, or is in a line, does not get these.
-    #[serde(default, deserialize_with = "super::tags", skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<String>,
 }
 
@@ -63,12 +63,13 @@ impl JobSpec {
     /// The same, with the defaults of its class in place of missing fields.
     #[must_use]
     pub fn or(mut self, defaults: &ClassDefaults) -> Self {
-        self.group = self.group.or_else(|| defaults.group.clone());
-        self.priority = self.priority.or(defaults.priority);
-        self.retry_policy = self.retry_policy.or_else(|| defaults.retry_policy.clone());
-        self.keep = self.keep.or(defaults.keep);
-        if self.limits.is_empty() && self.line.is_none() {
-            self.limits.clone_from(&defaults.limits);
+        let own = &mut self.settings;
+        own.group = own.group.take().or_else(|| defaults.group.clone());
+        own.priority = own.priority.or(defaults.priority);
+        own.retry_policy = own.retry_policy.take().or_else(|| defaults.retry_policy.clone());
+        own.keep = own.keep.or(defaults.keep);
+        if own.limits.is_empty() && own.line.is_none() {
+            own.limits.clone_from(&defaults.limits);
         }
         self
     }

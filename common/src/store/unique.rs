@@ -25,6 +25,7 @@ use super::{
 use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
+    job::Settings,
     telemetry::chain,
     unique::UniqueScope,
 };
@@ -35,8 +36,8 @@ const KEYS_PER_QUERY: usize = 1_000;
 const SUCCESSORS: i64 = 10_000;
 /// The fields that a replacement leaves as they are: what identifies the job, and what has happened to it.
 const KEPT: [&str; 8] = ["_id", "done", "created_at", "locked", "attempts", "once", "recovered_from", "replaced"];
-/// The fields that a replacement removes if the new job does not have them.
-const OPTIONAL: [&str; 9] = ["item_outcomes", "tags", "urn", "traceparent", "keep", "expires_at", "gate", "limits", "halt_on_failure"];
+/// The fields, besides settings, that a replacement removes if the new job does not have them.
+const OPTIONAL: [&str; 2] = ["item_outcomes", "expires_at"];
 
 /// A job that has a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +94,8 @@ impl Change {
                     .filter(|(field, _)| !KEPT.contains(&field.as_str()))
                     .map(|(field, value)| (field.clone(), value.clone()))
                     .collect();
-                let unset: Document =
-                    OPTIONAL.iter().filter(|field| !new.contains_key(*field)).map(|field| ((*field).to_owned(), "".into())).collect();
+                let fields = OPTIONAL.into_iter().chain(Settings::stored_fields().iter().map(String::as_str));
+                let unset: Document = fields.filter(|field| !new.contains_key(field)).map(|field| (field.to_owned(), "".into())).collect();
                 Bson::Document(doc! { "$set": set, "$unset": unset, "$inc": { "replaced": 1 } })
             }
             Self::Postpone(at_most) => {

@@ -184,7 +184,7 @@ async fn why_running(store: &Store, worker: WorkerId) -> Result<Why, StoreError>
 }
 
 async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> Result<Why, StoreError> {
-    let lane = Lane { gate: job.gate.clone(), ..Lane::new(&job.group, &job.class) };
+    let lane = Lane { gate: job.gate.clone(), ..Lane::new(job.settings.group(), &job.class) };
     let situation = Situation::read(store, std::slice::from_ref(&lane)).await?;
     if let Some(why) = situation.why_nobody(&lane) {
         return Ok(why);
@@ -198,10 +198,10 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> Result<
             None => why,
         });
     }
-    if let Some(why) = situation.why_unknown(&lane, &policies_in(job.retry_policy.clone().into())) {
+    if let Some(why) = situation.why_unknown(&lane, &policies_in(job.settings.retry_policy().clone().into())) {
         return Ok(why);
     }
-    let before = if situation.has_rate(&lane) { store.count_due_before(&lane, job.priority, at).await? } else { 0 };
+    let before = if situation.has_rate(&lane) { store.count_due_before(&lane, job.settings.priority(), at).await? } else { 0 };
     Ok(situation.why_not_yet(&lane, Some(job.id), &format!("it has been due for {}", apart(at, now)), before))
 }
 

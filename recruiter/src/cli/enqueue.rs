@@ -12,11 +12,11 @@ use recruiter_common::{
     flags::name_of_text,
     ids::JobId,
     instant::Instant,
-    job::{Keep, Priority, StoredPolicy},
+    job::{Keep, Settings, StoredPolicy},
     shutdown::Shutdown,
     spec::{
         Classes, InvalidSpec, JobSpec, Reaction, UniqueSpec, Until, duration_of_text, id_of_text, instant_of_text, items_of_text,
-        keep_of_text, parameters_of_text, policy_of_text,
+        parameters_of_text, policy_of_text,
     },
     store::{ConnectArgs, Store},
 };
@@ -38,11 +38,13 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 pub(super) struct EnqueueArgs {
     #[command(flatten)]
     job: Description,
+    #[command(flatten)]
+    settings: Settings,
     /// Enqueue one job for each line of this file; `-` is standard input
-    #[arg(long, value_name = "FILE", conflicts_with = "Description")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["Description", "Settings"])]
     from: Option<PathBuf>,
     /// Skip the first N lines of the file, which were enqueued before
-    #[arg(long, value_name = "N", requires = "from", conflicts_with = "Description", default_value_t = 0)]
+    #[arg(long, value_name = "N", requires = "from", conflicts_with_all = ["Description", "Settings"], default_value_t = 0)]
     skip: u64,
     /// Wait for this long if a group has as many waiting jobs as it may have (`recruiter groups set`) [default: fail at once]
     #[arg(long, env = "RECRUITER_ENQUEUE_WAIT_FOR_ROOM", value_name = "DURATION", value_parser = duration_of_text)]
@@ -60,7 +62,7 @@ pub(super) struct EnqueueArgs {
     format: Format,
 }
 
-/// One job, as flags.
+/// One job, as flags, besides its settings.
 #[derive(Args, Clone, Debug)]
 struct Description {
     /// Class of the workable, which names the Rust type or program to run
@@ -72,12 +74,6 @@ struct Description {
     /// Items of a bundle: a JSON array with the parameters of each item, at most 1000
     #[arg(long, env = "RECRUITER_ENQUEUE_ITEMS", value_name = "JSON", value_parser = items, conflicts_with = "parameters")]
     items: Option<Items>,
-    /// Group: only workers that work on this group get the job [default: of the workables file, or generic]
-    #[arg(long, env = "RECRUITER_ENQUEUE_GROUP", value_name = "GROUP")]
-    group: Option<String>,
-    /// Priority from 0 to 9, higher first [default: of the workables file, or 5]
-    #[arg(long, env = "RECRUITER_ENQUEUE_PRIORITY", value_name = "0-9", allow_negative_numbers = true, value_parser = clap::value_parser!(u8).range(0..=9))]
-    priority: Option<u8>,
     /// Instant at which the job is due, for example 2030-01-31T18:00:00Z; a past instant means now [default: now]
     #[arg(long = "at", env = "RECRUITER_ENQUEUE_AT", value_name = "INSTANT", value_parser = instant_of_text, conflicts_with = "after")]
     scheduled_at: Option<Instant>,
@@ -108,15 +104,6 @@ struct Description {
     /// With `--on-conflict postpone`: the job is not postponed beyond this time after it was enqueued
     #[arg(long, env = "RECRUITER_ENQUEUE_POSTPONE_AT_MOST", value_name = "DURATION", value_parser = duration_of_text)]
     postpone_at_most: Option<Duration>,
-    /// Label of the job, for filters; may be given several times
-    #[arg(long = "tag", env = "RECRUITER_ENQUEUE_TAG", value_name = "TAG")]
-    tags: Vec<String>,
-    /// Name of the job in your own terms; need not be unique
-    #[arg(long, env = "RECRUITER_ENQUEUE_URN", value_name = "URN")]
-    urn: Option<String>,
-    /// Trace that the job belongs to: a traceparent of the W3C Trace Context
-    #[arg(long, env = "RECRUITER_ENQUEUE_TRACEPARENT", value_name = "TRACEPARENT")]
-    traceparent: Option<String>,
     /// How many times a failed job is retried; or a retry policy as JSON: {"class": …, "parameters": …} [default: of the workables file, or no retry]
     #[arg(long = "retry", alias = "retry-policy", env = "RECRUITER_ENQUEUE_RETRY", value_name = "N|JSON", value_parser = retry_of_text)]
     retry_policy: Option<Retries>,
@@ -126,18 +113,6 @@ struct Description {
     /// With `--retry N`: each wait is twice as long as the one before
     #[arg(long, env = "RECRUITER_ENQUEUE_BACKOFF", value_parser = BoolishValueParser::new())]
     backoff: bool,
-    /// What is kept of the finished job: `all`, or `failures`: a job that succeeded is deleted, with its result, and its id is free again [default: all]
-    #[arg(long, env = "RECRUITER_ENQUEUE_KEEP", value_name = "all|failures", value_parser = keep_of_text)]
-    keep: Option<Keep>,
-    /// Resource that the job needs, for example printer or customer:17; may be given several times
-    #[arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE", value_parser = name_of_text)]
-    limits: Vec<String>,
-    /// Key of a line: jobs with the same key run one after the other, in the order of enqueueing
-    #[arg(long, env = "RECRUITER_ENQUEUE_LINE", value_name = "KEY", conflicts_with = "limits")]
-    line: Option<String>,
-    /// Halt the line if the job fails for the last time, until `recruiter resume line:KEY`
-    #[arg(long, env = "RECRUITER_ENQUEUE_HALT_ON_FAILURE", requires = "line", value_parser = BoolishValueParser::new())]
-    halt_on_failure: bool,
     /// Id of the job, 24 hexadecimal digits; if a job with this id exists, nothing is enqueued
     #[arg(long, value_name = "ID", value_parser = id_of_text, conflicts_with = "files")]
     id: Option<JobId>,
@@ -218,17 +193,8 @@ impl From<Description> for JobSpec {
         spec.class = flags.class.unwrap_or_default();
         spec.parameters = flags.parameters;
         spec.items = flags.items.map(|Items(items)| items);
-        spec.group = flags.group;
-        spec.priority = flags.priority.and_then(Priority::new);
         spec.scheduled_at = flags.scheduled_at;
         spec.after = flags.after;
-        spec.tags = flags.tags;
-        spec.urn = flags.urn;
-        spec.traceparent = flags.traceparent;
-        spec.keep = flags.keep;
-        spec.limits = flags.limits;
-        spec.line = flags.line;
-        spec.halt_on_failure = flags.halt_on_failure.then_some(true);
         spec.id = flags.id;
         spec
     }
@@ -278,7 +244,8 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     let files = args.job.files.clone();
     let policy = args.job.retry_policy()?;
     let mut spec = JobSpec::from(args.job);
-    spec.retry_policy = policy;
+    spec.settings = args.settings;
+    spec.settings.retry_policy = policy;
     spec.id.get_or_insert_with(JobId::new);
     let job_of =
         |classes: &Classes| job_of(spec.clone(), classes, args.custom_policy).map_err(|problem| anyhow!(problem).context(Exit::Usage));
@@ -287,7 +254,7 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     let store = Store::connect(connect, "recruiter enqueue").await?;
     let (id, job) = job_of(&store.class_defaults().await?)?;
     let needs = Needs::of([&job]);
-    let kept = job.kept();
+    let kept = job.settings().keep();
     put_all(&store, id, &files).await?;
     let enqueued = store.enqueue_when_room([job], args.wait_for_room.unwrap_or_default()).await;
     let may_be_there = match &enqueued {
@@ -341,5 +308,43 @@ fn reason(outcome: Outcome) -> &'static str {
         Outcome::Postponed => "the waiting job with this unique key has the later date",
         Outcome::AlreadyStarted => "the job with this unique key has started, so it was not changed",
         Outcome::New | Outcome::RunsOnceMore | _ => "a job exists already",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{ArgAction, Command, FromArgMatches as _};
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn every_setting_has_a_flag() {
+        let command = EnqueueArgs::augment_args(Command::new("enqueue"));
+        let mut settings = [Settings::every(), Settings::every()];
+        settings[0].limits.clear();
+        (settings[1].line, settings[1].halt_on_failure) = (None, false);
+        for settings in settings {
+            let mut line = vec!["enqueue".to_owned(), "--class".to_owned(), "c".to_owned()];
+            for (name, value) in serde_json::to_value(&settings).unwrap().as_object().unwrap() {
+                let flag =
+                    command.get_arguments().find(|flag| flag.get_id().as_str() == name).unwrap_or_else(|| panic!("no flag for {name}"));
+                let values = match value {
+                    Value::Array(values) => values.as_slice(),
+                    value => std::slice::from_ref(value),
+                };
+                for value in values {
+                    line.push(format!("--{}", flag.get_long().unwrap()));
+                    if !matches!(flag.get_action(), ArgAction::SetTrue) {
+                        line.push(value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+                    }
+                }
+                assert!(flag.get_env().is_some(), "no variable for {name}");
+            }
+            let args = EnqueueArgs::from_arg_matches(&command.clone().try_get_matches_from(&line).unwrap()).unwrap();
+            let mut given = args.settings;
+            given.retry_policy = args.job.retry_policy().unwrap();
+            assert_eq!(given, settings, "{line:?}");
+        }
     }
 }

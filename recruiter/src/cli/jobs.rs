@@ -275,8 +275,8 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
         job.id.to_string(),
         stage.word().into(),
         printable(&job.class, 32),
-        printable(&job.group, 24),
-        job.priority.to_string(),
+        printable(job.settings.group(), 24),
+        job.settings.priority().to_string(),
         job.attempts.to_string(),
         when,
     ];
@@ -359,11 +359,11 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         None => line("parameters", json(&job.parameters))?,
         Some(bundle) => line("items", items(&bundle.outcomes))?,
     }
-    line("group", printable(&job.group, 256))?;
-    line("priority", job.priority.to_string())?;
-    line("urn", job.urn.as_deref().map(|urn| printable(urn, 256)).unwrap_or_default())?;
-    line("tags", job.tags.iter().map(|tag| printable(tag, 256)).collect::<Vec<_>>().join(", "))?;
-    line("retry policy", retry_policy(&job.retry_policy))?;
+    line("group", printable(job.settings.group(), 256))?;
+    line("priority", job.settings.priority().to_string())?;
+    line("urn", job.settings.urn.as_deref().map(|urn| printable(urn, 256)).unwrap_or_default())?;
+    line("tags", job.settings.tags.iter().map(|tag| printable(tag, 256)).collect::<Vec<_>>().join(", "))?;
+    line("retry policy", retry_policy(job.settings.retry_policy()))?;
     line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
     let uncounted = (job.interruptions > 0)
         .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or snoozed)", job.interruptions));

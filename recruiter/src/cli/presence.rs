@@ -33,9 +33,9 @@ impl Needs {
         if self.kinds.len() < NEEDS {
             self.kinds.insert((class.to_owned(), group.to_owned()));
         }
-        self.limits.extend(job.limit_names().iter().take(NEEDS.saturating_sub(self.limits.len())).cloned());
+        self.limits.extend(job.settings().limits.iter().take(NEEDS.saturating_sub(self.limits.len())).cloned());
         if self.policies.len() < NEEDS {
-            self.policies.insert(job.policy_class().to_owned());
+            self.policies.insert(job.settings().retry_policy().class.clone());
         }
     }
 }

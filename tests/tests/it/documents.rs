@@ -9,7 +9,7 @@ use std::{
 
 use recruiter_common::{
     Reason,
-    job::{FinishReason, Stage},
+    job::{FinishReason, Settings, Stage},
     retry_policy::RetryPolicies,
 };
 use recruiter_tests::processes::binary;
@@ -121,6 +121,13 @@ fn every_reason_why_a_job_waits_and_every_state_is_documented() {
     let named = |heading| table(&limits, heading).iter().map(|row| row[0].trim_matches('`')).collect::<BTreeSet<_>>();
     assert_eq!(named("## Why does a job wait?"), Reason::ALL.into_iter().map(Reason::name).collect());
     assert_eq!(named("## States of jobs"), Stage::ALL.into_iter().map(Stage::word).collect());
+}
+
+#[test]
+fn the_settings_of_a_job_are_those_of_the_table() {
+    let (every, page) = (serde_json::to_value(Settings::every()).unwrap(), document("docs/protocol.md"));
+    let listed: Vec<&str> = table(&page, "### Settings of a job").iter().map(|row| row[0].trim_matches(['|', '`', ' '])).collect();
+    assert_eq!(listed, every.as_object().unwrap().keys().collect::<Vec<_>>());
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl Dependencies {
 /// The class of the policy if it is unknown.
 pub(crate) fn policy_of(policies: &RetryPolicies, job: &Job) -> Result<Policy, String> {
     let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
-    match guarded(|| policies.decode(&job.retry_policy)) {
+    match guarded(|| policies.decode(job.settings.retry_policy())) {
         Ok(Ok(policy)) => Ok(Ok(policy)),
         Ok(Err(error)) => match error.unknown_class() {
             Some(class) => Err(class.to_owned()),

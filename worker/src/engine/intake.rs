@@ -140,10 +140,14 @@ impl Intake {
             match found {
                 Ok(job) if job.is_expired(now) => self.archive_expired(&job, now),
                 // A recruiter of an earlier release gives no permit, and the job may have been replaced since it was assigned.
-                Ok(job) if !permits.get(&job.id).map_or(job.gate.is_none(), |permit| permit.is_for(&job.group, job.gate.as_deref())) => {
+                Ok(job)
+                    if !permits
+                        .get(&job.id)
+                        .map_or(job.gate.is_none(), |permit| permit.is_for(job.settings.group(), job.gate.as_deref())) =>
+                {
                     tracing::debug!(job.id = %job.id, "the job was assigned without a permit for its limits; skipping it")
                 }
-                Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(&job.group) => {
+                Ok(job) if self.dependencies().registry.has(&job.class) && self.work_on.includes(job.settings.group()) => {
                     match self.dependencies().policy(&job) {
                         Ok(policy) => {
                             let permit = permits.remove(&job.id);

@@ -61,8 +61,9 @@ impl OwnJobs {
         let is_plain = job.gate.is_none() && job.replaced.is_none() && !job.is_waiting && job.graph.is_none() && job.expires_at.is_none();
         let state = self.state();
         let Some(settings) = state.settings.as_ref().filter(|_| is_plain && self.classes.contains(&job.class)) else { return false };
-        let is_free = settings.groups.get(&job.group).is_none_or(|group| group.limit == Limit::default() && group.maintenance.is_empty());
-        is_free && settings.invalid.is_empty() && settings.pause_of(&job.group, &job.class).is_none()
+        let is_free =
+            settings.groups.get(job.settings.group()).is_none_or(|group| group.limit == Limit::default() && group.maintenance.is_empty());
+        is_free && settings.invalid.is_empty() && settings.pause_of(job.settings.group(), &job.class).is_none()
     }
 
     /// Gives an enqueued job to the session. The answer is dropped if the session does not execute it. `None` if no session takes jobs.

@@ -189,7 +189,7 @@ impl Execution {
                     Verdict::Retry { at, .. } | Verdict::Release { at, .. } => Some(*at),
                     Verdict::Archive { .. } | Verdict::Become { .. } | Verdict::ClaimLost => None,
                 };
-                store.announce_hint(Hint::Jobs { groups: vec![self.job.group.clone()], at, jobs: Vec::new() }).await;
+                store.announce_hint(Hint::Jobs { groups: vec![self.job.settings.group().to_owned()], at, jobs: Vec::new() }).await;
                 recorded
             }
             None => Vec::new(),

@@ -62,7 +62,7 @@ impl Startable {
 
     /// Its position in the order of jobs.
     pub(crate) fn position(&self) -> Position {
-        (Reverse(self.job.priority.get().into()), self.job.due().unwrap_or_default(), self.job.id)
+        (Reverse(self.job.settings.priority().get().into()), self.job.due().unwrap_or_default(), self.job.id)
     }
 
     /// Whether it may be [locked ahead](super::locked_ahead). A job that others wait for, or that may no longer start later, may not.
@@ -75,7 +75,7 @@ impl Startable {
 
     /// The group and the gate that its permits are for.
     pub(crate) fn permit_lane(&self) -> PermitLane {
-        (self.job.group.clone(), self.job.gate.clone())
+        (self.job.settings.group().to_owned(), self.job.gate.clone())
     }
 
     /// Whether it must get permits from another job before it can start.
@@ -111,7 +111,7 @@ impl Startable {
         let conditions = Conditions::from(job.as_ref());
         ToStart {
             job: job.id,
-            group: job.group.clone(),
+            group: job.settings.group().to_owned(),
             attempts: job.attempts,
             due,
             if_worker_dies,

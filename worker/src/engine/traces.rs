@@ -11,7 +11,7 @@ use super::verdict::Verdict;
 
 /// Makes the span a child of the span in which the job was enqueued. Without one, it is the root of a new trace.
 pub(super) fn begin(span: &Span, job: &Job) {
-    let parent = job.traceparent().and_then(|traceparent| remote(&traceparent)).unwrap_or_default();
+    let parent = job.settings.traceparent.as_deref().and_then(remote).unwrap_or_default();
     // Fails without the layer, or if a filter has disabled the span: then it is not exported.
     if span.set_parent(parent).is_err() {
         return;
@@ -20,9 +20,9 @@ pub(super) fn begin(span: &Span, job: &Job) {
     span.set_attribute("messaging.system", "recruiter");
     span.set_attribute("messaging.operation.name", "process");
     span.set_attribute("messaging.operation.type", "process");
-    span.set_attribute("messaging.destination.name", job.group.clone());
+    span.set_attribute("messaging.destination.name", job.settings.group().to_owned());
     span.set_attribute("messaging.message.id", job.id.to_string());
-    span.context().span().update_name(format!("process {}", job.group));
+    span.context().span().update_name(format!("process {}", job.settings.group()));
 }
 
 /// Gives the span the status of a failed job. A job that was snoozed, interrupted, released or cancelled has not failed.

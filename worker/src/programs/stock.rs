@@ -19,7 +19,7 @@ use nix::unistd::{AccessFlags, access};
 use recruiter_common::{
     enqueue::LONGEST_NAME,
     job::Priority,
-    spec::{ClassDefaults, keep_of_text, policy_of_text},
+    spec::{ClassDefaults, policy_of_text},
 };
 use serde::Deserialize;
 use toml::Spanned;
@@ -186,7 +186,7 @@ fn defaults(workable: &Workable) -> Result<ClassDefaults, Problem> {
         defaults.retry_policy = Some(policy_of_text(&json).map_err(|problem| wrong(retry, problem.to_string()))?);
     }
     if let Some(keep) = &workable.keep {
-        defaults.keep = Some(keep_of_text(keep.as_ref()).map_err(|problem| wrong(keep, problem.to_string()))?);
+        defaults.keep = Some(keep.as_ref().parse().map_err(|problem: String| wrong(keep, problem))?);
     }
     Ok(defaults)
 }

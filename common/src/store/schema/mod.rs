@@ -47,7 +47,7 @@ pub fn collection_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 17;
+const SCHEMA_VERSION: i32 = 18;
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;

@@ -1,11 +1,11 @@
 //! The validators: the contract for programs in other languages.
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, doc, spec::ElementType};
 
 use super::{LARGEST_KEY, LARGEST_WORKABLE, indexes::any_line};
 use crate::{
     instant::DUE_MS,
-    job::bundle::MOST_ITEMS,
+    job::{Settings, bundle::MOST_ITEMS},
     limits::{LARGEST_CAPACITY, MOST_WINDOWS},
     schedules::MOST_MISSED,
 };
@@ -49,9 +49,10 @@ fn waiting_job() -> Document {
     }
 }
 
-/// The fields of a job, in two parts, because the macro nests once for each value.
+/// The fields of a job, in parts, because the macro nests once for each value.
 fn job_properties() -> Document {
-    let mut properties = doc! {
+    let mut properties = settings(Settings::every().stored());
+    properties.extend(doc! {
         "_id": { "bsonType": "objectId", "description": "an ObjectId" },
         "locked": { "bsonType": "bool", "description": "false; only a worker sets it to true" },
         "done": optional("bool", "true or false"),
@@ -59,8 +60,6 @@ fn job_properties() -> Document {
         "group": { "bsonType": "string", "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
         "priority": { "bsonType": ["int", "long"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
         "scheduled_at": { "bsonType": "date", "description": "a date from the year 1 to the year 9999" },
-        "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
-        "gate": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
         "unique": key(),
         "unique_while_waiting": key(),
         "unique_after": key(),
@@ -89,11 +88,6 @@ fn job_properties() -> Document {
             "items": { "bsonType": ["string", "object", "null"] },
             "description": "an array with one outcome for each item at most",
         },
-        "retry_policy": retry_policy(),
-        "tags": tags(),
-        "halt_on_failure": optional("bool", "true or false"),
-        "urn": optional("string", "a text"),
-        "traceparent": optional("string", "a text"),
         "once": optional("bool", "true or false"),
         "recovered_from": optional("objectId", "the id of a job"),
         "schedule": optional("object", "the run of a schedule: {name, slot}"),
@@ -101,7 +95,7 @@ fn job_properties() -> Document {
         "why": optional("string", "a text"),
         "last_execution": execution(),
         "executions": { "bsonType": ["array", "null"], "items": execution(), "description": "an array of executions" },
-    };
+    });
     properties.extend(doc! {
         "graph": optional("objectId", "the id of a graph"),
         "waiting": { "enum": [true, Bson::Null], "description": "true while it waits for other jobs" },
@@ -110,6 +104,29 @@ fn job_properties() -> Document {
         "continued_as": { "enum": [Bson::Null], "description": "only in the archive" },
     });
     properties
+}
+
+/// The settings of a job, by their names and types.
+fn settings(every: Document) -> Document {
+    let rule = |(field, value): (String, Bson)| {
+        let rule = match (field.as_str(), value.element_type()) {
+            ("group" | "gate", _) => {
+                doc! { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" }
+            }
+            ("priority", _) => {
+                doc! { "bsonType": ["int", "long", "null"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" }
+            }
+            ("keep", _) => doc! { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
+            ("retry_policy", _) => retry_policy(),
+            (_, ElementType::Array) => {
+                doc! { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" }
+            }
+            (_, ElementType::Boolean) => optional("bool", "true or false"),
+            (_, _) => optional("string", "a text"),
+        };
+        (field, rule.into())
+    };
+    every.into_iter().map(rule).collect()
 }
 
 /// The fields of a limit, of a resource or of a group.
@@ -209,6 +226,8 @@ pub(super) fn schedulers_validator() -> Document {
     let milliseconds = |least: i64| {
         doc! { "bsonType": ["int", "long", "null"], "minimum": least, "maximum": 31_536_000_000_000_i64, "description": format!("milliseconds, an integer from {least}") }
     };
+    let mut template = settings(Settings::every().complete());
+    template.extend(doc! { "class": name("a text of 1 to 256 characters"), "parameters": parameters(), "items": items() });
     let run = doc! {
         "bsonType": "object",
         "required": ["job", "at"],
@@ -235,20 +254,7 @@ pub(super) fn schedulers_validator() -> Document {
                     "bsonType": "object",
                     "description": "what each run enqueues: {class, parameters} or {class, items}, and the settings of a job, with at most 4 MiB",
                     "required": ["class"],
-                    "properties": {
-                        "class": name("a text of 1 to 256 characters"),
-                        "parameters": parameters(),
-                        "items": items(),
-                        "group": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
-                        "priority": { "bsonType": ["int", "long", "null"], "minimum": 0, "maximum": 9, "description": "an integer from 0 to 9" },
-                        "retry_policy": retry_policy(),
-                        "limits": tags(),
-                        "line": optional("string", "a text"),
-                        "halt_on_failure": optional("bool", "true or false"),
-                        "tags": tags(),
-                        "urn": optional("string", "a text"),
-                        "keep": { "enum": ["all", "failures", Bson::Null], "description": "`failures` or `all`" },
-                    },
+                    "properties": template,
                 },
                 "source": { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" },
                 "paused": {
@@ -310,10 +316,6 @@ fn retry_policy() -> Document {
             "parameters": parameters(),
         },
     }
-}
-
-fn tags() -> Document {
-    doc! { "bsonType": ["array", "null"], "items": { "bsonType": "string" }, "description": "an array of texts" }
 }
 
 fn edges() -> Document {
