@@ -47,7 +47,8 @@ impl NewJob {
         job.check()?;
         let (at, expires_at) = job.dates(now)?;
         let class = job.class;
-        let given = job.given.map_err(|reason| EnqueueError::Parameters { class: class.clone(), reason })?;
+        let unstorable = |reason: String| EnqueueError::Parameters { class: class.clone(), reason };
+        let given = job.given.map_err(unstorable)?;
         let keyed = job.unique.map(|unique| {
             let content = match &given {
                 Given::Parameters(parameters) => Content::Parameters(parameters),
@@ -67,7 +68,7 @@ impl NewJob {
             "workable": workable(&class, given)?,
             "scheduled_at": bson::DateTime::from_chrono(at),
         };
-        document.extend(job.settings.stored());
+        document.extend(job.settings.stored().map_err(|error| unstorable(of_bson(&error)))?);
         let mut add = |field: &str, value: Option<Bson>| document.extend(value.map(|value| (field.to_owned(), value)));
         add("once", is_sent_once.then_some(true.into()));
         if let Some(keyed) = &keyed {
@@ -82,7 +83,7 @@ impl NewJob {
             make_wait(&mut document, &job.waits_for, at, now);
         }
         // The size includes tags and policy: the rest of the document needs room for the history and the result.
-        match document.to_vec().map_err(|error| EnqueueError::Parameters { class: class.clone(), reason: of_bson(&error) })?.len() {
+        match document.to_vec().map_err(|error| unstorable(of_bson(&error)))?.len() {
             bytes if bytes > LARGEST_WORKABLE + ROOM_FOR_THE_REST => Err(EnqueueError::TooLarge { class, bytes }),
             _ => Ok((id, document, keyed)),
         }

@@ -28,8 +28,10 @@ use super::{
 };
 use crate::limits::{gate_of, gate_of_line, line_of_gate, resources_in};
 
-/// The names of the settings in the document of a job.
-static STORED: LazyLock<Vec<String>> = LazyLock::new(|| Settings::every().stored().keys().cloned().collect());
+/// Every setting as in the job of a schedule: the names and types.
+pub(crate) static IN_TEMPLATES: LazyLock<Document> = LazyLock::new(|| Settings::every().complete().expect("documents"));
+/// Every setting as in the document of a job.
+pub(crate) static IN_JOBS: LazyLock<Document> = LazyLock::new(|| Settings::every().stored().expect("documents"));
 
 /// The settings of a job. A missing one is that of the class, where classes have it, and then the default of all jobs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -146,7 +148,7 @@ impl Settings {
     }
 
     /// These settings with the defaults of all jobs, as a document that has no missing group, priority and retry policy.
-    pub(crate) fn complete(&self) -> Document {
+    pub(crate) fn complete(&self) -> bson::error::Result<Document> {
         let mut limits = self.limits.clone();
         limits.sort_unstable();
         limits.dedup();
@@ -158,22 +160,16 @@ impl Settings {
             limits,
             ..self.clone()
         };
-        let written = bson::serialize_to_raw_document_buf(&complete).and_then(Document::try_from);
-        written.expect("texts, numbers and BSON have a form in BSON")
+        bson::serialize_to_raw_document_buf(&complete)?.try_into()
     }
 
     /// The fields that the document of a job has of them. It names a line and limits in one field, `gate`.
-    pub(crate) fn stored(&self) -> Document {
-        let mut stored = self.complete();
+    pub(crate) fn stored(&self) -> bson::error::Result<Document> {
+        let mut stored = self.complete()?;
         stored.remove("limits");
         stored.remove("line");
         stored.extend(self.gate().map(|gate| ("gate".to_owned(), gate.into())));
-        stored
-    }
-
-    /// The names of those fields.
-    pub(crate) fn stored_fields() -> &'static [String] {
-        &STORED
+        Ok(stored)
     }
 
     /// The settings in the document of a job. Its other fields are not read: an application may have its own, also `limits` or `line`.
@@ -181,7 +177,7 @@ impl Settings {
         let mut fields = RawDocumentBuf::new();
         for element in job.iter_elements() {
             let element = element?;
-            if STORED.iter().any(|field| field == element.key().as_str()) {
+            if IN_JOBS.contains_key(element.key().as_str()) {
                 fields.append(element.key(), element.value()?);
             }
         }

@@ -1,14 +1,12 @@
 //! The job of a schedule in its stored form.
 
-use std::sync::LazyLock;
-
 use bson::{Bson, Document, RawDocumentBuf, doc};
 
 use super::{InvalidSchedule, fields::Fields};
 use crate::{
     enqueue::NewJob,
     instant::Instant,
-    job::Settings,
+    job::{Settings, settings::IN_TEMPLATES},
     spec::{JobSpec, UnknownPolicies},
     store::schema::LARGEST_WORKABLE,
     telemetry::of_bson,
@@ -16,8 +14,6 @@ use crate::{
 
 /// The fields of a template that are no settings.
 const CONTENT: [&str; 3] = ["class", "parameters", "items"];
-/// Its other fields.
-static EVERY: LazyLock<Document> = LazyLock::new(|| Settings::every().complete());
 
 /// The template that a schedule stores: the content of its job, and all settings.
 pub(crate) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
@@ -26,7 +22,7 @@ pub(crate) fn template_of(job: NewJob) -> Result<Document, InvalidSchedule> {
         return Err(InvalidSchedule::NotRepeatable);
     }
     // A trace only if the job names one: that of the process that declares the schedule ends soon.
-    let settings = job.settings().complete();
+    let settings = job.settings().complete().map_err(|error| refused(of_bson(&error)))?;
     let (_, mut job) = job.into_document(Instant::UNIX_EPOCH).map_err(|error| refused(error.to_string()))?;
     let mut template = Document::new();
     if let Some(Bson::Document(workable)) = job.remove("workable") {
@@ -47,7 +43,7 @@ pub(crate) fn job_of(template: &Document) -> Result<NewJob, InvalidSchedule> {
     let fields = Fields { document: template, within: "job." };
     let mut settings = template.clone();
     CONTENT.iter().for_each(|field| drop(settings.remove(field)));
-    if let Some(field) = settings.keys().find(|field| !EVERY.contains_key(*field)) {
+    if let Some(field) = settings.keys().find(|field| !IN_TEMPLATES.contains_key(*field)) {
         return Err(refused(format!("this release does not know its field `{field}`")));
     }
     // PHP stores an empty document as an empty array.

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     ids::JobId,
     instant::{DUE_MS, Instant},
-    job::Settings,
+    job::settings::IN_JOBS,
     telemetry::chain,
     unique::UniqueScope,
 };
@@ -94,7 +94,7 @@ impl Change {
                     .filter(|(field, _)| !KEPT.contains(&field.as_str()))
                     .map(|(field, value)| (field.clone(), value.clone()))
                     .collect();
-                let fields = OPTIONAL.into_iter().chain(Settings::stored_fields().iter().map(String::as_str));
+                let fields = OPTIONAL.into_iter().chain(IN_JOBS.keys().map(String::as_str));
                 let unset: Document = fields.filter(|field| !new.contains_key(field)).map(|field| (field.to_owned(), "".into())).collect();
                 Bson::Document(doc! { "$set": set, "$unset": unset, "$inc": { "replaced": 1 } })
             }

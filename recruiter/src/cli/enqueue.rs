@@ -314,7 +314,6 @@ fn reason(outcome: Outcome) -> &'static str {
 #[cfg(test)]
 mod tests {
     use clap::{ArgAction, Command, FromArgMatches as _};
-    use serde_json::Value;
 
     use super::*;
 
@@ -329,10 +328,7 @@ mod tests {
             for (name, value) in serde_json::to_value(&settings).unwrap().as_object().unwrap() {
                 let flag =
                     command.get_arguments().find(|flag| flag.get_id().as_str() == name).unwrap_or_else(|| panic!("no flag for {name}"));
-                let values = match value {
-                    Value::Array(values) => values.as_slice(),
-                    value => std::slice::from_ref(value),
-                };
+                let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
                 for value in values {
                     line.push(format!("--{}", flag.get_long().unwrap()));
                     if !matches!(flag.get_action(), ArgAction::SetTrue) {

@@ -700,7 +700,7 @@ async fn processes_that_start_together_make_the_schema_once() {
     assert_eq!(indexes("unique_periods").await, ["_id_", "expired_periods"].map(str::to_owned).into());
     assert_eq!(indexes("archived").await, ["_id_", "archived_by_end"].map(str::to_owned).into());
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(17)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(18)));
 }
 
 #[tokio::test]

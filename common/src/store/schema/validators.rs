@@ -5,7 +5,10 @@ use bson::{Bson, Document, doc, spec::ElementType};
 use super::{LARGEST_KEY, LARGEST_WORKABLE, indexes::any_line};
 use crate::{
     instant::DUE_MS,
-    job::{Settings, bundle::MOST_ITEMS},
+    job::{
+        bundle::MOST_ITEMS,
+        settings::{IN_JOBS, IN_TEMPLATES},
+    },
     limits::{LARGEST_CAPACITY, MOST_WINDOWS},
     schedules::MOST_MISSED,
 };
@@ -51,7 +54,7 @@ fn waiting_job() -> Document {
 
 /// The fields of a job, in parts, because the macro nests once for each value.
 fn job_properties() -> Document {
-    let mut properties = settings(Settings::every().stored());
+    let mut properties = settings(&IN_JOBS);
     properties.extend(doc! {
         "_id": { "bsonType": "objectId", "description": "an ObjectId" },
         "locked": { "bsonType": "bool", "description": "false; only a worker sets it to true" },
@@ -107,8 +110,8 @@ fn job_properties() -> Document {
 }
 
 /// The settings of a job, by their names and types.
-fn settings(every: Document) -> Document {
-    let rule = |(field, value): (String, Bson)| {
+fn settings(every: &Document) -> Document {
+    let rule = |(field, value): (&String, &Bson)| {
         let rule = match (field.as_str(), value.element_type()) {
             ("group" | "gate", _) => {
                 doc! { "bsonType": ["string", "null"], "minLength": 1, "maxLength": 256, "description": "a text of 1 to 256 characters" }
@@ -124,9 +127,9 @@ fn settings(every: Document) -> Document {
             (_, ElementType::Boolean) => optional("bool", "true or false"),
             (_, _) => optional("string", "a text"),
         };
-        (field, rule.into())
+        (field.clone(), rule.into())
     };
-    every.into_iter().map(rule).collect()
+    every.iter().map(rule).collect()
 }
 
 /// The fields of a limit, of a resource or of a group.
@@ -226,7 +229,7 @@ pub(super) fn schedulers_validator() -> Document {
     let milliseconds = |least: i64| {
         doc! { "bsonType": ["int", "long", "null"], "minimum": least, "maximum": 31_536_000_000_000_i64, "description": format!("milliseconds, an integer from {least}") }
     };
-    let mut template = settings(Settings::every().complete());
+    let mut template = settings(&IN_TEMPLATES);
     template.extend(doc! { "class": name("a text of 1 to 256 characters"), "parameters": parameters(), "items": items() });
     let run = doc! {
         "bsonType": "object",
