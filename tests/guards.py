@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STORE = Path("common/src/store")
+STORE = Path("common/src")
+MONGO = STORE / "mongo/mod.rs"  # where the switch goes
 VARIABLE = "RECRUITER_DROPPED_CONDITION"
 
 # Who is to notice: the second only if the first does not.
@@ -91,13 +92,13 @@ HARMLESS = "clone is_empty iter into_iter len map".split()
 LOGICAL = ("$and", "$or", "$expr")
 BARE_ID = r'[\w.]+|"\w+"'
 
-# Goes into the store's module in the copy.
+# Goes into the room `mongo` in the copy.
 SWITCH = """
-fn keeps(condition: &str) -> bool {
+pub(crate) fn keeps(condition: &str) -> bool {
     std::env::var("%s").as_deref() != Ok(condition)
 }
 
-fn without(filter: bson::Document, conditions: &[(&str, &[&str])]) -> bson::Document {
+pub(crate) fn without(filter: bson::Document, conditions: &[(&str, &[&str])]) -> bson::Document {
     let mut filter = bson::Bson::Document(filter);
     for (_, path) in conditions.iter().filter(|(condition, _)| !keeps(condition)) {
         drop_at(&mut filter, path);
@@ -243,7 +244,8 @@ class Filters:
     """Everything in the store that says which documents are meant, and its conditions."""
 
     def __init__(self):
-        self.sources = [Source(path.relative_to(ROOT)) for path in sorted((ROOT / STORE).rglob("*.rs"))]
+        files = sorted((ROOT / STORE).rglob("*.rs"))
+        self.sources = [Source(path.relative_to(ROOT)) for path in files]
         self.conditions, self.seen = [], set()
         for source in self.sources:
             for span in self.asked(source):
@@ -258,7 +260,7 @@ class Filters:
                 raise source.lost(found.start(), "a way to ask that this script does not know")
             arguments = split(source.code, found.end())
             # Iterators have a `find`, too: of a closure, written there or named like a predicate.
-            if found[1] in ASKS and arguments and not re.match(r"\||is_\w+$", source.code[slice(*arguments[0])]):
+            if found[1] in ASKS and arguments and not re.match(r"\||(is|has)_\w+$", source.code[slice(*arguments[0])]):
                 yield arguments[0]
             if found[1] == "distinct" and not source.text.startswith(tuple(WHOLE), found.start()):
                 yield arguments[1]
@@ -454,14 +456,14 @@ def switched(source, conditions):
     for one in conditions:
         name = json.dumps(one.name)
         if one.statement:
-            insertions += [(one.statement[0], f"if crate::store::keeps({name}) {{ "), (one.statement[1], " }")]
+            insertions += [(one.statement[0], f"if crate::mongo::keeps({name}) {{ "), (one.statement[1], " }")]
         else:
             path = ", ".join(map(json.dumps, one.path))
             literals.setdefault(one.literal, []).append(f"({name}, &[{path}][..])")
     for brace, droppable in literals.items():
         macro = "doc! " if source.text[:brace].endswith("doc! ") else ""
         insertions += [
-            (brace - len(macro), "crate::store::without(" + ("" if macro else "bson::doc! ")),
+            (brace - len(macro), "crate::mongo::without(" + ("" if macro else "bson::doc! ")),
             (closing(source.code, brace) + 1, f", &[{', '.join(droppable)}])"),
         ]
     text = source.text
@@ -489,7 +491,7 @@ def copy(filters, to):
             wanted[path.relative_to(ROOT)] = path.read_bytes()
     for source in filters.sources:
         wanted[source.path] = switched(source, [one for one in filters.conditions if one.source is source]).encode()
-    wanted[STORE / "mod.rs"] += SWITCH.encode()
+    wanted[MONGO] += SWITCH.encode()
     for path in [path for path in to.rglob("*") if path.is_file() and path.relative_to(to) not in wanted]:
         path.unlink()
     for path, content in wanted.items():

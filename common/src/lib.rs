@@ -54,116 +54,109 @@
 //!
 //! [`Store::result_of`] returns the result in the type that its class declares, or the reason why there is none.
 //!
-//! # Modules
+//! # Rooms
 //!
-//! The items for applications are also exported at the root. Without the feature `process`, which is for programs on Linux, this crate is
-//! portable. With the feature `opentelemetry`, a job that is enqueued in a span of OpenTelemetry belongs to the trace of that span.
+//! The items for applications are exported at the root, and by the modules named there. Without the feature `process`, which is for programs
+//! on Linux, this crate is portable. With the feature `opentelemetry`, a job that is enqueued in a span of OpenTelemetry belongs to the trace
+//! of that span.
 //!
-//! | module | content | used by |
-//! |---|---|---|
-//! | [`enqueue`] | describe a job and enqueue it | applications, `recruiter enqueue` |
-//! | `traces` | the trace of a job, with the feature `opentelemetry` | applications, worker |
-//! | [`unique`] | the key of a unique job | applications |
-//! | [`graphs`] | jobs that wait for other jobs | applications, recruiter |
-//! | [`spec`] | a job as JSON, read and written | `recruiter enqueue`, other programs |
-//! | [`finished`] | the outcome of a job, and its result | applications |
-//! | [`wait`] | wait for the result of a job | applications, `recruiter enqueue` |
-//! | [`events`] | what happens to jobs and workers | all |
-//! | [`messages`] | publish and subscribe to messages | applications, `recruiter publish` |
-//! | [`consumers`] | messages that become jobs | applications, `recruiter consumers`, recruiter |
-//! | [`topics`] | topics and patterns of events and messages | applications, `recruiter events` |
-//! | [`control`] | retry, change, cancel and delete jobs | `recruiter jobs`, applications |
-//! | [`schedules`] | periodic jobs | applications, `recruiter schedules`, recruiter |
-//! | [`retry_policy`] | when a failed job is retried | applications, worker |
-//! | [`files`] | payloads and results that are too large for a document | applications, `recruiter files` |
-//! | [`job`] | one job, its items and its history | all |
-//! | [`json`] | JSON and values of serde as BSON, exactly | enqueue, worker |
-//! | [`limits`] | limits of resources and groups, and pauses | recruiter, operators |
-//! | [`roster`] | one worker process | all |
-//! | [`workers`] | quiet, resume and stop workers | worker, `recruiter workers`, applications |
-//! | [`flags`] | empty environment variables, names with blanks | the three programs |
-//! | [`failure`] | the failure of one execution | worker, cleaner, policies |
-//! | [`ids`] | ids of jobs, workers, starts and rounds | all |
-//! | [`instant`] | instants in documents | all |
-//! | [`store`] | every MongoDB call | all |
-//! | `backlog` | how many jobs may wait in a group | enqueue, store |
-//! | `names` | names of classes, groups and keys | enqueue |
-//! | [`clock`] | the server's clock, and this machine's | store, worker |
-//! | [`shutdown`] | stop requests, and sleeping | the three processes |
-//! | [`service`] | notifications to the service manager | the three processes |
-//! | [`task`] | the main future as a task of the runtime | recruiter, worker |
-//! | [`telemetry`] | the contents of log lines | all |
-//! | [`text`] | texts for people: durations, instants, the text of others | all |
-//! | [`why`] | why a job does not run | `recruiter jobs why`, applications |
-//! | [`presence`] | the leading recruiter and the workers, for display | `recruiter roster`, why |
-//! | [`logging`] | the destination and format of logs | the three programs |
-//! | [`exit`] | exit codes | the three processes |
-//! | [`secrets`] | hiding credentials from other processes of the user | the three processes |
+//! The source is in rooms. A room uses only those above it in this list.
+//!
+//! | room | content |
+//! |---|---|
+//! | `base` | ids, instants, names, topics, texts, JSON, the clock |
+//! | `job` | one job: its document, its items, its gate, its history, its end |
+//! | `retry_policy` | when a failed job is retried |
+//! | `mongo` | connections, calls, errors, transactions, batches, collections with their validators and indexes |
+//! | `roster` | the document of a worker process |
+//! | `hints` | hints between processes, through MongoDB and past it |
+//! | `limits` | limits of resources and groups, and pauses |
+//! | `lines` | jobs in order: the heads of lines, and their halts |
+//! | `events` | what happens to jobs and workers, as a stream |
+//! | `cycle` | the life of a job and of a worker: insert, assign, start, end, rescue |
+//! | `unique` | the key of a unique job |
+//! | `enqueue` | describe a job and enqueue it; a job as JSON |
+//! | `wait` | the result of a job, and waiting for it |
+//! | `files` | payloads and results that are too large for a document |
+//! | `graphs` | jobs that wait for other jobs |
+//! | `schedules` | periodic jobs |
+//! | `messages` | messages of applications: publish and subscribe |
+//! | `consumers` | messages that become jobs |
+//! | `operator` | what people do with many jobs and workers: find, explain, change, prune |
+//! | `process` | what the three programs are besides Recruiter: logs, exit codes, the service manager |
+//! | `store` | the operations of the three programs: what the rooms export for them |
 
-mod backlog;
-pub mod clock;
+mod base;
 pub mod consumers;
-pub mod control;
+mod cycle;
 pub mod enqueue;
 pub mod events;
-#[cfg(feature = "process")]
-pub mod exit;
-pub mod failure;
 pub mod files;
-pub mod finished;
-#[cfg(feature = "process")]
-pub mod flags;
 pub mod graphs;
-pub mod ids;
-pub mod instant;
+mod hints;
 pub mod job;
-pub mod json;
 pub mod limits;
-#[cfg(feature = "process")]
-pub mod logging;
+mod lines;
 pub mod messages;
-mod names;
-pub mod presence;
+mod mongo;
+mod operator;
+mod process;
 pub mod retry_policy;
 pub mod roster;
 pub mod schedules;
-#[cfg(feature = "process")]
-pub mod secrets;
-pub mod service;
-pub mod shutdown;
-pub mod spec;
 pub mod store;
-pub mod task;
-pub mod telemetry;
-pub mod text;
-pub mod topics;
-#[cfg(feature = "opentelemetry")]
-pub mod traces;
 pub mod unique;
 pub mod wait;
-pub mod why;
-pub mod workers;
+
+#[cfg(feature = "opentelemetry")]
+pub use self::base::traces;
+#[cfg(feature = "process")]
+pub use self::{
+    base::flags,
+    process::{exit, logging, secrets},
+};
+pub use self::{
+    base::{clock, failure, ids, instant, json, shutdown, task, telemetry, text, topics},
+    operator::{control, presence, why, workers},
+    process::service,
+    wait::finished,
+};
+
+/// A job as JSON, read and written, and what workers declare about classes.
+pub mod spec {
+    pub use crate::enqueue::{
+        class_defaults::{ClassDefaults, Classes},
+        spec::*,
+    };
+}
 
 pub use bson;
 pub use mongodb;
 
-pub use crate::{
+pub use self::{
+    base::{
+        failure::Failure,
+        ids::{GraphId, JobId},
+        instant::Instant,
+        topics::{InvalidTopic, Pattern},
+    },
     enqueue::{Defaults, EnqueueError, Enqueued, NewJob, Outcome, Retry, Workable},
     events::{Event, Events, EventsError, Received},
-    failure::Failure,
-    finished::{JobResult, ResultError},
-    graphs::{Edge, Graph, When},
-    ids::{GraphId, JobId},
-    instant::Instant,
-    job::{FinishReason, Keep, Priority},
+    graphs::Graph,
+    job::{
+        FinishReason, Keep, Priority,
+        edge::{Edge, When},
+    },
     limits::{Limit, Rate},
+    mongo::{ConnectArgs, ConnectError, Store, StoreError},
+    operator::why::{Reason, Why},
     retry_policy::{
         Decision, DoNotDoItAgain, ExponentialBackoff, History, InvalidPolicy, RetriableExceptionFilter, RetryForever, RetryManyTimes,
         RetryPolicy, SelectByException, TimeTable,
     },
-    store::{ConnectArgs, ConnectError, Store, StoreError},
-    topics::{InvalidTopic, Pattern},
     unique::{InvalidUnique, OnConflict, Unique, UniqueScope},
-    wait::WaitError,
-    why::{Reason, Why},
+    wait::{
+        WaitError,
+        finished::{JobResult, ResultError},
+    },
 };

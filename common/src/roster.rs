@@ -3,40 +3,26 @@
 //! Used by the worker (registers itself), the recruiter (assigns to it) and the cleaner (retires it). The recruiter
 //! writes an assignment only while `available` is true, and thereby sets it to false. Only the worker sets it to true.
 
+use crate::{
+    base::{
+        ids::{JobId, LeaseTerm, RoundId, WorkerId},
+        instant::Instant,
+        numbers::integer,
+        telemetry::of_bson,
+    },
+    job::gate::Permit,
+    mongo::{Channel, schema::WORKER_FIELDS},
+};
 use std::{collections::BTreeMap, fs, io, time::Duration};
 
 use bson::{Bson, Document, RawDocument, doc, spec::BinarySubtype};
 use serde::{Deserialize, Serialize};
-
-use crate::{
-    ids::{JobId, LeaseTerm, RoundId, WorkerId},
-    limits::Permit,
-    telemetry::of_bson,
-};
 
 /// The lease of a worker whose document does not contain one: the default of `--lease`.
 const DEFAULT_LEASE: Duration = Duration::from_secs(20);
 
 /// The field with the permits of an assignment, by job. Earlier releases have another field with permits of another meaning.
 pub(crate) const GRANTS: &str = "grants";
-/// Prefix of the names of the channels' collections.
-const CHANNEL: &str = "signals_";
-
-/// One of the capped collections that workers read hints from: `signals_0`, `signals_1` and so on. A few dozen workers
-/// share one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Channel(pub u32);
-
-impl Channel {
-    pub(crate) fn collection(self) -> String {
-        format!("{CHANNEL}{}", self.0)
-    }
-
-    /// Whether this is the name of a channel's collection.
-    pub(crate) fn is_collection(name: &str) -> bool {
-        name.strip_prefix(CHANNEL).is_some_and(|number| number.parse::<u32>().is_ok())
-    }
-}
 
 /// The groups whose jobs a worker takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -210,7 +196,7 @@ pub struct RegisteredWorker {
     pub jobs: Vec<JobId>,
     /// Whether a cleaner has begun to retire it.
     pub retired: bool,
-    /// Its MongoDB user, in the form of [`Store::user`](crate::store::Store::user). Documents of earlier releases do
+    /// Its MongoDB user, in the form of [`Store::user`](crate::mongo::Store::user). Documents of earlier releases do
     /// not contain it.
     pub mongodb_user: Option<String>,
 }
@@ -262,6 +248,49 @@ impl TryFrom<Document> for AvailableWorker {
     }
 }
 
+/// The state in which an operator wants a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// It takes no more jobs. Its running jobs continue.
+    Quiet,
+    /// It drains as after TERM, and ends.
+    Stop,
+}
+
+impl Wanted {
+    /// The stored form.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quiet => "quiet",
+            Self::Stop => "stop",
+        }
+    }
+}
+
+/// What an operator wants of a worker, who it is and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The state that is wanted.
+    pub wanted: Wanted,
+    /// Who has made the request.
+    pub by: String,
+    /// When, by the server's clock.
+    pub at: Option<Instant>,
+}
+
+impl Request {
+    /// The request in a roster document. A value of a later release, or one that was misspelt by hand, is none.
+    pub fn of(worker: &Document) -> Option<Self> {
+        let wanted = match worker.get_str("wanted") {
+            Ok("quiet") => Wanted::Quiet,
+            Ok("stop") => Wanted::Stop,
+            _ => return None,
+        };
+        let by = worker.get_str("wanted_by").unwrap_or_default().to_owned();
+        Some(Self { wanted, by, at: worker.get_datetime("wanted_at").ok().map(|at| at.to_chrono()) })
+    }
+}
+
 /// A worker that holds permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PermitHolder {
@@ -282,9 +311,6 @@ impl PermitHolder {
         (!permits.is_empty()).then(|| Self { worker, permits, jobs: ids_in(stored.get("working_on")) })
     }
 }
-
-/// A roster document with one of these fields is a worker's.
-pub(crate) const WORKER_FIELDS: [&str; 4] = ["work_on", "lease_ms", "assigned_to", "working_on"];
 
 impl RegisteredWorker {
     /// Reads a roster document. Also returns the names of fields with a wrong type. Such fields are treated as missing,
@@ -353,11 +379,6 @@ fn session_id(stored: &Bson) -> Option<Document> {
 /// The term of a document. A higher one was written by hand, and no term could follow it.
 pub(crate) fn term_in(document: &Document) -> Option<LeaseTerm> {
     integer(document.get("term")).filter(|term| *term < i64::MAX / 2).map(LeaseTerm)
-}
-
-/// An integer of 32 or 64 bits.
-pub(crate) fn integer(value: Option<&Bson>) -> Option<i64> {
-    value.and_then(|value| value.as_i64().or(value.as_i32().map(i64::from)))
 }
 
 /// The assignment in a worker's own roster document, if the recruiter has written one.

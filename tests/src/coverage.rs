@@ -95,7 +95,7 @@ fn operations() -> BTreeSet<String> {
     let programs: String = ["recruiter/src/leader", "worker/src/engine", "worker/src/transaction", "cleaner/src"]
         .map(|room| sources(&root.join(room)))
         .concat();
-    let store = sources(&root.join("common/src/store"));
+    let store = of_the_store();
     let functions: Vec<(&str, &str)> = store.split(" fn ").skip(1).filter_map(|function| function.split_once(['(', '<'])).collect();
     let mut called: BTreeSet<&str> =
         functions.iter().map(|(name, _)| *name).filter(|name| programs.contains(&format!(".{name}("))).collect();
@@ -119,18 +119,33 @@ fn operations() -> BTreeSet<String> {
     words.filter(|(before, name)| is_operation(before, name)).map(|(_, name)| name.to_owned()).collect()
 }
 
+/// The text of the files that have operations of the store.
+pub fn of_the_store() -> String {
+    let mut text = String::new();
+    each_source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/src"), &mut |file| {
+        if file.contains("impl Store {") {
+            text += file;
+        }
+    });
+    text
+}
+
 /// The text of the source files below a directory.
 fn sources(directory: &Path) -> String {
     let mut text = String::new();
+    each_source(directory, &mut |file| text += file);
+    text
+}
+
+fn each_source(directory: &Path, with: &mut impl FnMut(&str)) {
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
         if path.is_dir() {
             left.extend(fs::read_dir(&path).expect("a directory can be listed").map(|entry| entry.expect("it can be listed").path()));
         } else {
-            text += &fs::read_to_string(&path).expect("a source file is text");
+            with(&fs::read_to_string(&path).expect("a source file is text"));
         }
     }
-    text
 }
 
 /// The steps that were taken in a test, and the ways in which they were struck.

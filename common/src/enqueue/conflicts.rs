@@ -16,14 +16,15 @@ use super::{
     outcome::{Enqueued, Outcome},
 };
 use crate::{
-    ids::JobId,
-    instant::Instant,
-    store::{
-        Duplicate, Hint, Holder, ScheduledJob, Store, StoreError, Taken, require_transaction,
+    base::{ids::JobId, instant::Instant},
+    cycle::Duplicate,
+    hints::Hint,
+    job::lane::ScheduledJob,
+    mongo::{
+        Store, StoreError, require_transaction,
         schema::{Feature, UNIQUE_AFTER},
-        successor,
     },
-    unique::{Keyed, OnConflict, UniqueScope},
+    unique::{Holder, Keyed, OnConflict, Taken, UniqueScope, successor},
 };
 
 /// Maximum number of inserts of a job whose key is taken by a job that has ended when it is looked up.
@@ -176,7 +177,7 @@ impl Store {
     /// Enqueues a job that waits for the end of the running job with this key, unless one waits already.
     async fn enqueue_successor(&self, key: &str, new: &Document) -> Result<Option<Enqueued>, StoreError> {
         let after = Taken { field: UNIQUE_AFTER, key: key.to_owned() };
-        let Some(id) = crate::store::id_of(new) else { return Ok(None) };
+        let Some(id) = crate::mongo::id_of(new) else { return Ok(None) };
         let refused = self.insert_keyed_jobs(vec![successor(new.clone(), self.now())]).await?;
         match refused.first() {
             None => {

@@ -7,16 +7,18 @@ use bson::{Bson, Document, doc};
 use super::{
     error::EnqueueError,
     new_job::{Expires, Given, NewJob, Scheduled, document_or_nothing},
+    waiting::make_wait,
 };
 use crate::{
-    graphs::make_wait,
-    ids::JobId,
-    instant::{DUE_MS, Instant},
-    job::{Job, Settings, bundle::MOST_ITEMS},
-    limits::{InvalidSetting, LONGEST_GATE, check_resource},
-    names::{check_name, check_traceparent, check_trimmed_name},
-    store::schema::LARGEST_WORKABLE,
-    telemetry::of_bson,
+    base::{
+        ids::JobId,
+        instant::{DUE_MS, Instant},
+        names::{check_name, check_traceparent, check_trimmed_name},
+        telemetry::of_bson,
+    },
+    job::{Job, Settings, bundle::MOST_ITEMS, gate::LONGEST_GATE},
+    limits::{InvalidSetting, check_resource},
+    mongo::schema::LARGEST_WORKABLE,
     unique::{Content, Keyed},
 };
 
@@ -177,7 +179,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        enqueue::{Defaults, LONGEST_NAME, Workable},
+        base::names::LONGEST_NAME,
+        enqueue::{defaults::Defaults, workable::Workable},
         job::{Keep, Priority, StoredPolicy},
         retry_policy::DoNotDoItAgain,
     };

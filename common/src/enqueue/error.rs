@@ -1,11 +1,11 @@
 //! Why a job was not enqueued.
 
+use super::invalid_graph::InvalidGraph;
 use crate::{
-    graphs::InvalidGraph,
     job::bundle::MOST_ITEMS,
     limits::InvalidSetting,
+    mongo::{StoreError, schema::LARGEST_WORKABLE},
     retry_policy::InvalidPolicy,
-    store::{StoreError, schema::LARGEST_WORKABLE},
     unique::InvalidUnique,
 };
 

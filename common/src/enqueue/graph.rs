@@ -3,14 +3,17 @@
 use mongodb::ClientSession;
 
 use super::{
+    edges::outside,
     error::EnqueueError,
     insert::Prepared,
+    insert_graph::Inserted,
+    invalid_graph::InvalidGraph,
     outcome::{Enqueued, Outcome},
 };
 use crate::{
-    graphs::{InvalidGraph, outside},
-    ids::JobId,
-    store::{Hint, Inserted, Store, schema::Feature},
+    base::ids::JobId,
+    hints::Hint,
+    mongo::{Store, schema::Feature},
 };
 
 impl Store {

@@ -9,16 +9,17 @@ use bson::Document;
 use mongodb::ClientSession;
 
 use super::{
+    edges::connect,
     error::EnqueueError,
     new_job::NewJob,
     outcome::{Enqueued, Outcome},
     patience::Patience,
 };
 use crate::{
-    graphs::connect,
-    ids::JobId,
-    instant::Instant,
-    store::{Hint, ScheduledJob, Store, StoreError},
+    base::{ids::JobId, instant::Instant},
+    hints::Hint,
+    job::lane::ScheduledJob,
+    mongo::{Store, StoreError},
     unique::Keyed,
 };
 
@@ -81,7 +82,7 @@ impl Store {
             for some in prepared.resent.chunks(IDS_PER_QUERY) {
                 known.extend(self.already_archived(some).await?);
             }
-            documents.retain(|document| !crate::store::id_of(document).is_some_and(|id| known.contains(&id)));
+            documents.retain(|document| !crate::mongo::id_of(document).is_some_and(|id| known.contains(&id)));
         }
         let early = documents.len() <= ANNOUNCED_EARLY;
         let jobs = documents.iter().filter(|_| early && prepared.at.is_none()).filter_map(ScheduledJob::of_document).collect();

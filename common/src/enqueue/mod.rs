@@ -15,15 +15,22 @@
 //! | `backlog`, `patience` | groups in which a limited number of jobs may wait |
 
 mod backlog;
+pub(crate) mod class_defaults;
+pub(crate) mod classes;
 mod conflicts;
 mod defaults;
 mod document;
+pub(crate) mod edges;
 mod error;
 mod graph;
 mod insert;
+pub(crate) mod insert_graph;
+pub(crate) mod invalid_graph;
 mod new_job;
 mod outcome;
 mod patience;
+pub(crate) mod spec;
+pub(crate) mod waiting;
 mod workable;
 
 pub use self::{
@@ -33,4 +40,4 @@ pub use self::{
     outcome::{Enqueued, Outcome},
     workable::Workable,
 };
-pub use crate::names::LONGEST_NAME;
+pub use crate::base::names::LONGEST_NAME;

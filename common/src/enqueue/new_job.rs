@@ -6,10 +6,15 @@ use bson::{Bson, Document, doc};
 
 use super::defaults::{AnyPriority, Defaults, Retry};
 use crate::{
-    graphs::{Edge, When},
-    ids::{GraphId, JobId},
-    instant::Instant,
-    job::{Keep, Settings, StoredPolicy, bundle::MOST_ITEMS},
+    base::{
+        ids::{GraphId, JobId},
+        instant::Instant,
+    },
+    job::{
+        Keep, Settings, StoredPolicy,
+        bundle::MOST_ITEMS,
+        edge::{Edge, When},
+    },
     retry_policy::{InvalidPolicy, RetryPolicies},
     unique::Unique,
 };
@@ -162,7 +167,7 @@ impl NewJob {
     }
 
     /// Sets the retry policy, which decides what follows a failure. Default: the policy of its class, or
-    /// [`DoNotDoItAgain`](crate::DoNotDoItAgain).
+    /// [`DoNotDoItAgain`](crate::retry_policy::DoNotDoItAgain).
     pub fn retry(mut self, policy: impl Into<Retry>) -> Self {
         match policy.into().0 {
             Ok(policy) => (self.settings.retry_policy, self.policy_problem) = (Some(policy), None),
@@ -203,7 +208,7 @@ impl NewJob {
     /// jobs. To begin a new trace, enqueue the job in an empty context.
     #[cfg(feature = "opentelemetry")]
     pub fn traced(mut self) -> Self {
-        self.settings.traceparent = self.settings.traceparent.or_else(crate::traces::current);
+        self.settings.traceparent = self.settings.traceparent.or_else(crate::base::traces::current);
         self
     }
 

@@ -1,6 +1,6 @@
 //! What an enqueueing call has done with a job.
 
-use crate::ids::JobId;
+use crate::base::ids::JobId;
 
 /// The result of enqueueing one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,8 +8,8 @@ use crate::ids::JobId;
 pub struct Enqueued {
     /// The id of the job. If nothing was enqueued, the id of the existing job.
     pub id: JobId,
-    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id ([`NewJob::with_id`](crate::NewJob::with_id)) or its unique
-    /// key ([`NewJob::unique`](crate::NewJob::unique)).
+    /// Whether this call has enqueued the job. If not, a scheduled or archived job already had its id ([`NewJob::with_id`](crate::enqueue::new_job::NewJob::with_id)) or its unique
+    /// key ([`NewJob::unique`](crate::enqueue::new_job::NewJob::unique)).
     pub is_new: bool,
     /// What has happened.
     pub outcome: Outcome,

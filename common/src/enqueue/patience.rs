@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant as Monotonic};
 
-use crate::shutdown::pause;
+use crate::base::shutdown::pause;
 
 /// Pauses between two attempts to enqueue in a full group: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));

@@ -3,7 +3,7 @@
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{defaults::Defaults, new_job::NewJob};
-use crate::json::bson_of;
+use crate::base::json::bson_of;
 
 /// A kind of work: a class name and parameters.
 ///
@@ -33,7 +33,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
     const CLASS: &'static str;
 
     /// The result type of this kind of job, `()` for no result. The result is stored in the archive and read with
-    /// [`Store::result_of`](crate::Store::result_of).
+    /// [`Store::result_of`](crate::mongo::Store::result_of).
     type Output: Serialize + DeserializeOwned + Send + 'static;
 
     /// Default settings of jobs of this kind. A job can override each of them.

@@ -23,11 +23,13 @@ mod event;
 mod publish;
 mod publisher;
 mod stream;
+pub(crate) mod subscribers;
 mod tell;
 
+pub use self::subscribers::RingPart;
 pub use self::{
     event::Event,
     publish::flush,
     stream::{Events, EventsError, Received},
 };
-pub(crate) use self::{event::Wanted, publisher::Publisher, stream::RENEW_EVERY, tell::ToldJob};
+pub(crate) use self::{event::Wanted, stream::RENEW_EVERY, tell::ToldJob};

@@ -11,7 +11,10 @@ use std::{
 use tokio::sync::watch;
 
 use super::event::Event;
-use crate::{ids::JobId, store::Store, telemetry::chain};
+use crate::{
+    base::{ids::JobId, telemetry::chain},
+    mongo::Store,
+};
 
 /// How long to wait for the acknowledgement of a document. Events are not worth more.
 const WITHIN: Duration = Duration::from_secs(1);
@@ -43,7 +46,7 @@ pub async fn flush() {
 impl Store {
     /// Hands events and ids of ended jobs to the publisher.
     pub(super) fn tell(&self, events: Vec<Event>, ends: Vec<JobId>) {
-        if (!events.is_empty() || !ends.is_empty()) && self.publisher.add(events, ends) {
+        if (!events.is_empty() || !ends.is_empty()) && self.publisher().add(events, ends) {
             let (store, writing) = (self.clone(), Writing::begin());
             tokio::spawn(async move {
                 publish(store).await;
@@ -55,27 +58,27 @@ impl Store {
     /// Waits until the events of this store are written or dropped, for a second at most. [`flush`] waits for those
     /// of all stores.
     pub async fn flush_events(&self) {
-        let _ = tokio::time::timeout(WITHIN, self.publisher.flushed()).await;
+        let _ = tokio::time::timeout(WITHIN, self.publisher().flushed()).await;
     }
 }
 
 async fn publish(store: Store) {
     loop {
-        let wanted = match store.publisher.fresh() {
+        let wanted = match store.publisher().fresh() {
             Some(wanted) => wanted,
             None => match store.wanted_events().await {
                 Ok(wanted) => {
                     let wanted = Arc::new(wanted);
-                    store.publisher.know(wanted.clone());
+                    store.publisher().know(wanted.clone());
                     wanted
                 }
                 Err(error) => {
                     tracing::debug!(error = chain(&error), "events were dropped");
-                    return store.publisher.give_up();
+                    return store.publisher().give_up();
                 }
             },
         };
-        let Some(document) = store.publisher.next_document(&wanted) else { return };
+        let Some(document) = store.publisher().next_document(&wanted) else { return };
         let written = tokio::time::timeout(WITHIN, store.insert_events(document)).await;
         if let Ok(Err(error)) = written {
             tracing::debug!(error = chain(&error), "events were dropped");

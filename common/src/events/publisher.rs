@@ -1,5 +1,7 @@
 //! The publisher: keeps events until they are written, and drops them when too many wait. Pure.
 
+use super::event::{Event, Wanted};
+use crate::{base::ids::JobId, mongo::Store};
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -8,9 +10,6 @@ use std::{
 
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 use tokio::sync::Notify;
-
-use super::event::{Event, Wanted};
-use crate::ids::JobId;
 
 /// How long the topics that subscribers ask for are cached.
 pub(crate) const FRESH: Duration = Duration::from_secs(1);
@@ -41,6 +40,13 @@ struct State {
     /// The number of the next event. A dropped event has a number as well, so a reader finds out that it is missing.
     next: i64,
     is_running: bool,
+}
+
+impl Store {
+    /// Events that are not written yet.
+    pub(crate) fn publisher(&self) -> &Publisher {
+        self.part()
+    }
 }
 
 impl Publisher {
@@ -140,7 +146,7 @@ impl Publisher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{instant::Instant, topics::Pattern};
+    use crate::base::{instant::Instant, topics::Pattern};
 
     fn event(topic: &str) -> Event {
         Event { topic: topic.into(), at: Instant::default(), details: doc! {} }

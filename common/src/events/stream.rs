@@ -11,13 +11,13 @@ use bson::{Document, Timestamp, oid::ObjectId};
 use futures_util::{Stream, TryStreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::event::{Event, Wanted};
+use super::{
+    event::{Event, Wanted},
+    subscribers::RingPart,
+};
 use crate::{
-    instant::Instant,
-    shutdown::pause,
-    store::{RingPart, Store, StoreError},
-    telemetry::chain,
-    topics::Pattern,
+    base::{instant::Instant, shutdown::pause, telemetry::chain, topics::Pattern},
+    mongo::{Store, StoreError},
 };
 
 /// How often a subscription is renewed. It expires after three times as long.

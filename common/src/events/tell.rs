@@ -4,13 +4,13 @@ use bson::{Bson, Document, doc};
 
 use super::event::{Event, Wanted};
 use crate::{
-    ids::{JobId, WorkerId},
+    base::ids::{JobId, WorkerId},
     job::{
         FinishReason,
-        ending::{Archival, Kept, Rescheduling},
+        ending::{Archival, Kept, Recorded, Rescheduling},
         notes::{Notes, PROGRESS},
     },
-    store::{Recorded, Store},
+    mongo::Store,
 };
 
 /// An enqueued job, as far as its event needs it.
@@ -24,21 +24,21 @@ pub(crate) struct ToldJob {
 impl ToldJob {
     pub(crate) fn of(document: &Document) -> Option<Self> {
         let class = document.get_document("workable").ok()?.get_str("class").ok()?;
-        Some(Self { id: crate::store::id_of(document)?, class: class.into(), group: document.get_str("group").ok()?.into() })
+        Some(Self { id: crate::mongo::id_of(document)?, class: class.into(), group: document.get_str("group").ok()?.into() })
     }
 }
 
 impl Store {
     /// Tells that these jobs were enqueued.
     pub(crate) fn tell_enqueued(&self, jobs: &[ToldJob]) {
-        let Some(wanted) = self.publisher.wanted() else { return };
+        let Some(wanted) = self.publisher().wanted() else { return };
         let events = jobs.iter().filter_map(|job| self.job_event(&wanted, "enqueued", job.id, &job.class, &job.group, doc! {}));
         self.tell(events.collect(), Vec::new());
     }
 
     /// Tells that a job was started.
     pub fn tell_started(&self, job: &crate::job::Job) {
-        let Some(wanted) = self.publisher.wanted() else { return };
+        let Some(wanted) = self.publisher().wanted() else { return };
         let worker = job.last_execution.as_ref().and_then(|execution| execution.worker);
         let details = doc! { "attempt": job.attempts, "worker": worker.map_or(Bson::Null, Bson::from) };
         let event = self.job_event(&wanted, "started", job.id, &job.class, job.settings.group(), details);
@@ -48,7 +48,7 @@ impl Store {
     /// Tells that jobs have ended, and which. A caller that ends jobs in its own transaction ([`Store::finish_in`]) calls it after the
     /// commit, so that those who wait for the jobs learn it at once.
     pub fn tell_ended<'a>(&self, ends: impl IntoIterator<Item = &'a Archival>) {
-        let Some(wanted) = self.publisher.wanted() else { return };
+        let Some(wanted) = self.publisher().wanted() else { return };
         let (mut events, mut ended) = (Vec::new(), Vec::new());
         for end in ends {
             if wanted.ends {
@@ -89,7 +89,7 @@ impl Store {
 
     /// Tells that jobs will be retried.
     pub(crate) fn tell_rescheduled(&self, batch: &[Rescheduling], recorded: &[Recorded]) {
-        let Some(wanted) = self.publisher.wanted() else { return };
+        let Some(wanted) = self.publisher().wanted() else { return };
         let retried = batch.iter().zip(recorded).filter(|(job, recorded)| **recorded == Recorded::Yes && job.has_run());
         let events = retried.filter_map(|(job, _)| {
             let details = doc! { "due": bson::DateTime::from_chrono(job.due) };
@@ -100,7 +100,7 @@ impl Store {
 
     /// Tells which progress was recorded.
     pub(crate) fn tell_progress(&self, batch: &[Notes], recorded: &[Recorded]) {
-        let Some(wanted) = self.publisher.wanted() else { return };
+        let Some(wanted) = self.publisher().wanted() else { return };
         let recorded = batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes);
         let events = recorded.filter_map(|(notes, _)| {
             let (job, progress) = (notes.job.as_ref()?, notes.set.get_document(PROGRESS).ok()?);
@@ -117,7 +117,7 @@ impl Store {
 
     /// Tells something that happens seldom.
     pub(crate) fn tell_plain(&self, topic: &str, details: Document) {
-        let Some(wanted) = self.publisher.wanted() else { return };
+        let Some(wanted) = self.publisher().wanted() else { return };
         if wanted.has(topic) {
             self.tell(vec![Event { topic: topic.into(), at: self.now(), details }], Vec::new());
         }

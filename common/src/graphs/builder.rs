@@ -2,11 +2,11 @@
 
 use mongodb::ClientSession;
 
-use super::Edge;
 use crate::{
+    base::ids::{GraphId, JobId},
     enqueue::{EnqueueError, Enqueued, NewJob},
-    ids::{GraphId, JobId},
-    store::Store,
+    job::edge::Edge,
+    mongo::Store,
 };
 
 /// New jobs with edges between them, which are enqueued whole or not at all. The ids of its jobs are fixed when they are added. So a call
@@ -92,7 +92,7 @@ impl Graph {
     /// Enqueues all jobs in one transaction, with one result for each job in the order in which they were added.
     ///
     /// # Errors
-    /// [`EnqueueError`]; then nothing is enqueued. After a [`StoreError`](crate::StoreError) the outcome may be unknown: repeat the call
+    /// [`EnqueueError`]; then nothing is enqueued. After a [`StoreError`](crate::mongo::StoreError) the outcome may be unknown: repeat the call
     /// with a clone of the graph.
     pub async fn enqueue(self, store: &Store) -> Result<Vec<Enqueued>, EnqueueError> {
         store.enqueue_many(self.jobs).await

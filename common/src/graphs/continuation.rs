@@ -2,13 +2,13 @@
 
 use bson::Document;
 
-use super::{
-    connect::{connect, outside},
-    error::{InvalidGraph, MOST_CONTINUATION_BYTES},
-};
 use crate::{
-    enqueue::{EnqueueError, NewJob},
-    instant::Instant,
+    base::instant::Instant,
+    enqueue::{
+        EnqueueError, NewJob,
+        edges::{connect, outside},
+        invalid_graph::{InvalidGraph, MOST_CONTINUATION_BYTES},
+    },
     job::Job,
 };
 

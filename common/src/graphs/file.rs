@@ -20,10 +20,13 @@ use serde::{
 };
 use serde_json::{Value, json};
 
-use super::Graph;
+use super::builder::Graph;
 use crate::{
-    ids::JobId,
-    spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies},
+    base::ids::JobId,
+    enqueue::{
+        class_defaults::Classes,
+        spec::{InvalidSpec, JobSpec, UnknownPolicies},
+    },
 };
 
 #[derive(Deserialize)]
@@ -67,7 +70,7 @@ impl Graph {
     /// # Errors
     /// When the text is not a graph. The message names the job.
     pub fn of_json(text: &str, classes: &Classes, unknown_policies: UnknownPolicies) -> Result<(Self, Vec<(String, JobId)>), InvalidSpec> {
-        let file: File = crate::json::parse(text).map_err(|error| {
+        let file: File = crate::base::json::parse(text).map_err(|error| {
             InvalidSpec::of_text(format!(r#"a graph is a JSON object like {{"jobs": {{"a": {{"class": "c"}}}}}}: {error}"#))
         })?;
         let ids: BTreeMap<&str, JobId> = file.jobs.keys().map(|name| (name.as_str(), JobId::new())).collect();

@@ -1,6 +1,6 @@
 //! Why the inputs of a job cannot be read.
 
-use crate::{ids::JobId, telemetry::of_bson};
+use crate::base::{ids::JobId, telemetry::of_bson};
 
 /// The inputs of a job: the results of the jobs that it waited for.
 #[derive(Debug, thiserror::Error)]
@@ -28,7 +28,7 @@ pub enum InputError {
     },
     /// An error of MongoDB.
     #[error(transparent)]
-    Store(#[from] crate::StoreError),
+    Store(#[from] crate::mongo::StoreError),
 }
 
 impl InputError {

@@ -1,6 +1,6 @@
 //! Jobs that wait for other jobs.
 //!
-//! The one primitive is an *edge*: a job waits for another one ([`NewJob::waits_for`](crate::NewJob::waits_for)). Groups, barriers, pipelines and maps are made of edges,
+//! The one primitive is an *edge*: a job waits for another one ([`NewJob::waits_for`](crate::enqueue::NewJob::waits_for)). Groups, barriers, pipelines and maps are made of edges,
 //! and nest. A [`Graph`] is a set of new jobs with edges, which is enqueued whole or not at all.
 //!
 //! ```
@@ -33,25 +33,17 @@
 //! | `operations` | the jobs of a graph and their states; the inputs of a job |
 
 mod builder;
-mod connect;
 mod continuation;
-mod edge;
-mod error;
+pub(crate) mod ends;
 mod file;
 mod inputs;
 mod operations;
-mod waiting;
 
-pub use self::{
-    builder::Graph,
-    continuation::continuation,
-    edge::{Edge, End, InvalidEdge, NOT_NEEDED, PARENT_FAILED, PARENT_GONE, Unsatisfiable, When, edges_of},
-    error::{InvalidGraph, MOST_CONTINUATION_BYTES, MOST_EDGES, MOST_JOBS},
-    inputs::InputError,
-    operations::GraphJob,
-    waiting::Waiting,
-};
-pub(crate) use self::{
-    connect::{check_edges, connect, outside, parents_first},
-    waiting::make_wait,
+pub use self::{builder::Graph, continuation::continuation, inputs::InputError, operations::GraphJob};
+pub use crate::{
+    enqueue::{
+        invalid_graph::{InvalidGraph, MOST_CONTINUATION_BYTES, MOST_EDGES, MOST_JOBS},
+        waiting::Waiting,
+    },
+    job::edge::{Edge, End, InvalidEdge, NOT_NEEDED, PARENT_FAILED, PARENT_GONE, Unsatisfiable, When, edges_of},
 };

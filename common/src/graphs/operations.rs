@@ -8,15 +8,19 @@ use std::{
 use bson::{Bson, Document};
 use serde::de::DeserializeOwned;
 
-use super::{Edge, InputError, edges_of};
+use super::{ends::StoredResult, inputs::InputError};
 use crate::{
-    finished::ResultError,
-    ids::{GraphId, JobId},
-    instant::Instant,
-    job::Stage,
-    shutdown::pause,
-    store::{Store, StoreError, StoredResult},
-    wait::WaitError,
+    base::{
+        ids::{GraphId, JobId},
+        instant::Instant,
+        shutdown::pause,
+    },
+    job::{
+        Stage,
+        edge::{Edge, edges_of},
+    },
+    mongo::{Store, StoreError},
+    wait::{WaitError, finished::ResultError},
 };
 
 /// Maximum length of a chain of jobs of which each has become the next.

@@ -7,7 +7,7 @@
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
 use super::finish_reason::FinishReason;
-use crate::failure::Failure;
+use crate::base::failure::Failure;
 
 /// Maximum number of items of one bundle.
 pub const MOST_ITEMS: usize = 1_000;

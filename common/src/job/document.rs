@@ -11,9 +11,10 @@ use super::{
     settings::Settings,
     state::JobState,
 };
-use crate::{
+use crate::base::{
     ids::{GraphId, JobId, WorkerId},
-    instant::{self, Instant},
+    instant,
+    instant::Instant,
     telemetry::of_bson,
 };
 
@@ -26,6 +27,15 @@ pub struct Held {
     pub claim: Claim,
     /// The job; or the document, and why it is not a valid job.
     pub job: Result<Box<Job>, (RawDocumentBuf, CorruptJob)>,
+}
+
+/// A job's document and its collection.
+#[derive(Clone, Debug)]
+pub struct StoredJob {
+    /// Whether it was in `archived`; otherwise it was in `scheduled`.
+    pub is_archived: bool,
+    /// The stored document.
+    pub document: RawDocumentBuf,
 }
 
 impl TryFrom<RawDocumentBuf> for Held {
@@ -211,7 +221,7 @@ fn due_date(document: &RawDocument, scheduled_at: Option<Instant>) -> Result<Ins
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::StartId;
+    use crate::base::ids::StartId;
 
     fn check(more: Document) -> String {
         let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" } };

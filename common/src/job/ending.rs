@@ -17,17 +17,18 @@ use super::{
     document::CorruptJob,
     execution::{Claim, Execution},
     finish_reason::FinishReason,
+    gate::line_of_gate,
     keep::Keep,
     notes::{CHECKPOINT, LOG, PROGRESS, with_notes},
     priority::DEFAULT_PRIORITY,
     raw::{LARGEST_DOCUMENT, completed, replaced},
     stored_policy::DEFAULT_POLICY,
 };
-use crate::{
-    failure::{self, Failure},
+use crate::base::{
+    failure,
+    failure::Failure,
     ids::{JobId, WorkerId},
     instant::Instant,
-    limits::line_of_gate,
 };
 
 /// Maximum number of executions in a job's history: the first and the newest. Dropped ones are counted.
@@ -115,6 +116,20 @@ impl Guard {
             Self::Unlocked(unlocked) => unlocked.job,
         }
     }
+}
+
+/// Whether the end of a start was recorded. A lost claim is not an error: the job was rescued in the meantime, and the outcome of this
+/// execution is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Recorded {
+    /// The end was recorded.
+    Yes,
+    /// The job is no longer locked by this start.
+    ClaimLost,
+    /// MongoDB refuses the end, even in its reduced form. The job stays locked by this start. The caller keeps the end and writes it
+    /// again later.
+    Refused,
 }
 
 impl Archival {

@@ -4,10 +4,11 @@ use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
 use super::{finish_reason::FinishReason, raw::roomy};
-use crate::{
+use crate::base::{
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
-    instant::{self, Instant},
+    instant,
+    instant::Instant,
 };
 
 /// Proof of a start: its owner may write the outcome, once. Only the start operations create it.

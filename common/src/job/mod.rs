@@ -5,10 +5,13 @@
 
 pub mod bundle;
 mod document;
+pub(crate) mod edge;
 pub(crate) mod ending;
 mod execution;
 mod finish_reason;
+pub(crate) mod gate;
 mod keep;
+pub(crate) mod lane;
 pub mod notes;
 mod priority;
 pub(crate) mod raw;
@@ -18,9 +21,9 @@ pub(crate) mod stored_policy;
 
 use bson::{Bson, RawDocumentBuf};
 
-use self::bundle::Bundle;
+use self::{bundle::Bundle, edge::edges_of};
 pub use self::{
-    document::{CorruptJob, Held},
+    document::{CorruptJob, Held, StoredJob},
     ending::KEPT_EXECUTIONS,
     execution::{Claim, Execution, IfWorkerDies},
     finish_reason::FinishReason,
@@ -31,8 +34,7 @@ pub use self::{
     state::{JobState, Stage},
     stored_policy::StoredPolicy,
 };
-use crate::{
-    graphs::edges_of,
+use crate::base::{
     ids::{GraphId, JobId},
     instant::Instant,
 };

@@ -4,8 +4,8 @@
 //!
 //! | form | |
 //! |---|---|
-//! | [`NewJob`](crate::NewJob) | the builder of the library |
-//! | [`JobSpec`](crate::spec::JobSpec) | a job in JSON |
+//! | [`NewJob`](crate::enqueue::NewJob) | the builder of the library |
+//! | [`JobSpec`](crate::enqueue::spec::JobSpec) | a job in JSON |
 //! | `recruiter enqueue` | each setting is a flag; its comment here is the help |
 //! | [`Job`](super::Job) | a stored job: to and from the fields of its document |
 //! | the job of a schedule, a retry, a job that runs once more, a job that another one becomes | the settings of the described job |
@@ -22,11 +22,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
     DEFAULT_GROUP,
+    gate::{gate_of, gate_of_line, line_of_gate, resources_in},
     keep::Keep,
     priority::Priority,
-    stored_policy::{self, NO_RETRY, StoredPolicy},
+    stored_policy,
+    stored_policy::{NO_RETRY, StoredPolicy},
 };
-use crate::limits::{gate_of, gate_of_line, line_of_gate, resources_in};
 
 /// Every setting as in the job of a schedule: the names and types.
 pub(crate) static IN_TEMPLATES: LazyLock<Document> = LazyLock::new(|| Settings::every().complete().expect("documents"));
@@ -80,7 +81,7 @@ pub struct Settings {
     /// Resource that the job needs, for example printer or customer:17; may be given several times
     #[cfg_attr(
         feature = "process",
-        arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE", value_parser = crate::flags::name_of_text)
+        arg(long = "limit", env = "RECRUITER_ENQUEUE_LIMIT", value_name = "RESOURCE", value_parser = crate::base::flags::name_of_text)
     )]
     #[serde(deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub limits: Vec<String>,
@@ -215,15 +216,16 @@ fn keep<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Keep>, D::Error> {
 mod tests {
     use super::*;
     use crate::{
-        control::{Revision, again::again},
-        enqueue::NewJob,
+        base::{ids::JobId, instant::Instant},
+        enqueue::{
+            NewJob,
+            spec::{JobSpec, UnknownPolicies},
+        },
         graphs::continuation,
-        ids::JobId,
-        instant::Instant,
         job::Job,
-        schedules::{job_of_template, template_of_job},
-        spec::{JobSpec, UnknownPolicies},
-        store::successor,
+        operator::control::{Revision, again::again},
+        schedules::template::{job_of as job_of_template, template_of as template_of_job},
+        unique::successor,
     };
 
     /// All settings, in two values: with a line, and with limits.

@@ -1,7 +1,7 @@
 //! The state of a job: waiting, running, or archived.
 
 use super::{Job, execution::Claim, finish_reason::FinishReason};
-use crate::{ids::WorkerId, instant::Instant};
+use crate::base::{ids::WorkerId, instant::Instant};
 
 /// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use bson::{Bson, doc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::json::extended;
+use crate::base::json::extended;
 
 /// The retry policy of a job without a policy.
 pub(super) static NO_RETRY: LazyLock<StoredPolicy> =
@@ -52,7 +52,7 @@ pub(crate) mod in_json {
     use serde_json::{Value, json};
 
     use super::StoredPolicy;
-    use crate::json::relaxed;
+    use crate::base::json::relaxed;
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<StoredPolicy>, D::Error> {
         if !from.is_human_readable() {

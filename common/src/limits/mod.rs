@@ -14,12 +14,20 @@
 //!
 //! A *rate* is exact too: each start has an interval of the server's clock in which it is allowed (see [`Rate`]).
 
+pub(crate) mod caps;
+pub(crate) mod cells;
+pub(crate) mod groups;
 mod operations;
 mod pause;
 mod rate;
 mod refusal;
+pub(crate) mod settings;
 mod window;
 
+pub use self::{
+    cells::{FastLimits, KeptCells, RateCell},
+    groups::{GroupBacklog, LARGEST_CAP},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -30,22 +38,19 @@ pub use self::{
     pause::{Pause, Paused},
     rate::Rate,
     refusal::{InUse, Refusal},
-    window::{MOST_WINDOWS, Maintenance, MaintenanceWindow},
+    window::{Maintenance, MaintenanceWindow},
 };
-use crate::instant::Instant;
+use crate::job::gate::{LINE, SEPARATOR};
+pub use crate::job::gate::{
+    LONGEST_GATE, Permit, gate_of, gate_of_line, group_of_resource, line_of_gate, permit_name, resource_and_number, resource_of_group,
+    resources_in,
+};
+pub use crate::mongo::schema::{LARGEST_CAPACITY, MOST_WINDOWS};
 
-/// Maximum number of running jobs of one resource.
-pub const LARGEST_CAPACITY: u32 = 100_000;
 /// The weights that a group can have.
 pub const WEIGHTS: std::ops::RangeInclusive<f64> = 0.001..=1_000_000.0;
 /// The shortest and the longest time of [`GroupSettings::ageing`].
 pub const AGEING: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(366 * 86_400);
-/// Maximum length of a gate, in bytes.
-pub const LONGEST_GATE: usize = 256;
-/// Separates the resources in a gate.
-const SEPARATOR: char = ',';
-/// The first character in the gate of a line.
-const LINE: char = '>';
 
 /// A limit of a resource or of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,76 +143,6 @@ impl Settings {
     pub fn has_weights(&self) -> bool {
         self.groups.values().any(|group| group.weight.is_some())
     }
-}
-
-/// The right to start a limited job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Permit {
-    /// The gate of the job for which it was given.
-    pub gate: Option<String>,
-    /// One number of each resource with a capacity, for example `printer#0`. MongoDB refuses a second worker with the same one.
-    pub names: Vec<String>,
-    /// The job is assigned ahead. It gets the names of another job of its group and gate in the same worker, when that job returns.
-    pub is_ahead: bool,
-    /// A start under a rate is allowed in this interval of the server's clock.
-    pub between: Option<(Instant, Instant)>,
-}
-
-impl Permit {
-    /// Whether the limit of the group itself is among its resources.
-    pub fn is_of_group(&self) -> bool {
-        self.names.iter().any(|name| group_of_resource(name).is_some())
-    }
-
-    /// Whether this is a permit for a job of this group and gate: the job may have been replaced since.
-    pub fn is_for(&self, group: &str, gate: Option<&str>) -> bool {
-        let mut groups = self.names.iter().filter_map(|name| group_of_resource(resource_and_number(name)?.0));
-        self.gate.as_deref() == gate && groups.all(|other| other == group)
-    }
-}
-
-/// The name of the permit `number` of a resource.
-pub fn permit_name(resource: &str, number: u32) -> String {
-    format!("{resource}#{number}")
-}
-
-/// The resource and the number in the name of a permit.
-pub fn resource_and_number(permit: &str) -> Option<(&str, u32)> {
-    let (resource, number) = permit.rsplit_once('#')?;
-    Some((resource, number.parse().ok()?))
-}
-
-/// The resource that stands for the limit of a group. No resource of a gate can have this name.
-pub fn resource_of_group(group: &str) -> String {
-    format!("@{group}")
-}
-
-/// The group whose limit a resource stands for.
-pub fn group_of_resource(resource: &str) -> Option<&str> {
-    resource.strip_prefix('@')
-}
-
-/// The gate of the jobs in a line. It is a resource of its own, with a capacity of one.
-pub fn gate_of_line(key: &str) -> String {
-    format!("{LINE}{key}")
-}
-
-/// The key of the line, if this is the gate of one.
-pub fn line_of_gate(gate: &str) -> Option<&str> {
-    gate.strip_prefix(LINE)
-}
-
-/// The resources in a gate.
-pub fn resources_in(gate: &str) -> impl Iterator<Item = &str> {
-    // A line is one resource, whatever its key.
-    let (line, resources) = if line_of_gate(gate).is_some() { (Some(gate), "") } else { (None, gate) };
-    line.into_iter().chain(resources.split(SEPARATOR).filter(|resource| !resource.is_empty()))
-}
-
-/// The gate of a job that needs these resources: sorted, each once.
-pub fn gate_of<'a>(resources: impl IntoIterator<Item = &'a str>) -> Option<String> {
-    let sorted: BTreeSet<&str> = resources.into_iter().collect();
-    (!sorted.is_empty()).then(|| sorted.into_iter().collect::<Vec<_>>().join(","))
 }
 
 pub(crate) fn check_limit(limit: Limit) -> Result<(), InvalidSetting> {

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use super::{
-    AGEING, InvalidSetting, Limit, MOST_WINDOWS, MaintenanceWindow, Paused, WEIGHTS, check_group, check_limit, check_limit_name,
-    group_of_resource,
+    AGEING, InvalidSetting, Limit, WEIGHTS, check_group, check_limit, check_limit_name, groups::InvalidSetting as InvalidBacklog,
+    pause::Paused, window::MaintenanceWindow,
 };
-use crate::store::{InvalidSetting as InvalidBacklog, Store, StoreError};
+use crate::{
+    job::gate::group_of_resource,
+    mongo::{Store, StoreError, schema::MOST_WINDOWS},
+};
 
 /// Why a setting was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +27,7 @@ pub enum SettingError {
 /// capacity ends no running job.
 ///
 /// # Errors
-/// When the name is not one, the limit is empty, or the capacity is not from 1 to [`LARGEST_CAPACITY`](super::LARGEST_CAPACITY); or an error of MongoDB.
+/// When the name is not one, the limit is empty, or the capacity is not from 1 to [`LARGEST_CAPACITY`](crate::mongo::schema::LARGEST_CAPACITY); or an error of MongoDB.
 pub async fn set_limit(store: &Store, name: &str, limit: Limit) -> Result<(), SettingError> {
     check_limit_name(name)?;
     check_limit(limit)?;
@@ -33,7 +36,7 @@ pub async fn set_limit(store: &Store, name: &str, limit: Limit) -> Result<(), Se
 
 /// Sets how many jobs may wait for a resource with this limit; `None` removes the setting. Under a prefix (`customer:*`) this holds for each
 /// resource by itself. Jobs that need exactly the same resources are counted together. A further enqueueing call is refused
-/// ([`EnqueueError::GateFull`](crate::EnqueueError::GateFull)). Processes that enqueue notice the change within about a second.
+/// ([`EnqueueError::GateFull`](crate::enqueue::EnqueueError::GateFull)). Processes that enqueue notice the change within about a second.
 ///
 /// # Errors
 /// When there is no such limit or the number is not possible, or an error of MongoDB.

@@ -2,8 +2,18 @@
 //!
 //! The leading recruiter and everyone who asks why a job waits use this one function. They differ in what they know: see [`InUse`].
 
-use super::{Limit, Pause, Paused, Rate, Settings, line_of_gate, resource_of_group, resources_in};
-use crate::{instant::Instant, store::Lane};
+use super::{
+    Limit, Settings,
+    pause::{Pause, Paused},
+    rate::Rate,
+};
+use crate::{
+    base::instant::Instant,
+    job::{
+        gate::{line_of_gate, resource_of_group, resources_in},
+        lane::Lane,
+    },
+};
 
 /// Why a job of a lane may not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,10 +12,8 @@ use chrono::{DateTime, Datelike as _, NaiveTime, TimeDelta, TimeZone as _, Utc, 
 use chrono_tz::Tz;
 
 use super::InvalidSetting;
-use crate::instant::Instant;
+use crate::base::instant::Instant;
 
-/// Maximum number of maintenance windows of a group.
-pub const MOST_WINDOWS: usize = 50;
 /// Local times are examined at these steps where a clock changes. All changes since 1970 are at multiples of it.
 const STEP: TimeDelta = TimeDelta::minutes(15);
 /// How far ahead begins and ends are searched.

@@ -12,6 +12,7 @@
 //!
 //! Messages that are published together are one document, an envelope. So a change stream handles hundreds of messages as fast as one.
 
+pub(crate) mod log;
 mod stream;
 
 use std::time::Duration;
@@ -22,12 +23,14 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::stream::{Arrival, From, Messages, Position, SubscribeError};
 use crate::{
-    instant::Instant,
-    json::bson_of,
-    shutdown::pause,
-    store::{Store, StoreError, cut},
-    telemetry::{chain, of_bson},
-    topics::{InvalidTopic, check_topic},
+    base::{
+        instant::Instant,
+        json::bson_of,
+        shutdown::pause,
+        telemetry::{chain, of_bson},
+        topics::{InvalidTopic, check_topic},
+    },
+    mongo::{Store, StoreError, cut},
 };
 
 /// Maximum size of the body of a message, in bytes of BSON.

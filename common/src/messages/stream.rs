@@ -14,14 +14,13 @@ use mongodb::change_stream::event::ResumeToken;
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::Message;
+use super::{
+    Message,
+    log::{MessageStart, MessageStream},
+};
 use crate::{
-    instant::Instant,
-    json::bson_of,
-    shutdown::pause,
-    store::{MessageStart, MessageStream, Store, StoreError},
-    telemetry::chain,
-    topics::Pattern,
+    base::{instant::Instant, json::bson_of, shutdown::pause, telemetry::chain, topics::Pattern},
+    mongo::{Store, StoreError},
 };
 
 /// Messages that wait for the application. Further ones stay in MongoDB.

@@ -3,7 +3,10 @@
 use bson::{Document, doc};
 
 use super::{Decision, History, RetryPolicy};
-use crate::{failure::Failure, instant::Instant, job::FinishReason};
+use crate::{
+    base::{failure::Failure, instant::Instant},
+    job::FinishReason,
+};
 
 /// A failed job is not retried. It is archived as [`FinishReason::NOT_SCHEDULED_BY_RETRY_POLICY`].
 ///
@@ -39,7 +42,8 @@ impl RetryPolicy for DoNotDoItAgain {
 mod tests {
     use bson::{Bson, bson};
 
-    use super::{super::testing::*, *};
+    use super::*;
+    use crate::retry_policy::testing::*;
 
     #[test]
     fn it_is_never_done_again() {

@@ -4,8 +4,8 @@
 
 use bson::Bson;
 
-use super::InvalidPolicy;
-use crate::failure::LONGEST_CLASS;
+use super::parameters::InvalidPolicy;
+use crate::base::failure::LONGEST_CLASS;
 
 /// At least one class. A class that ends in `*` matches all classes that begin with the text before the `*`.
 #[derive(Clone, Debug)]

@@ -6,10 +6,13 @@ use bson::{Document, doc};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    Decision, History, InvalidPolicy, LONGEST_WAIT, Parameters, RetryPolicy,
-    parameters::{checked_wait, stored_seconds},
+    Decision, History, RetryPolicy,
+    parameters::{InvalidPolicy, LONGEST_WAIT, Parameters, checked_wait, stored_seconds},
 };
-use crate::{failure::Failure, ids::JobId, instant::Instant, job::FinishReason};
+use crate::{
+    base::{failure::Failure, ids::JobId, instant::Instant},
+    job::FinishReason,
+};
 
 /// Retries a limited number of times and doubles the wait each time: `first`, `2 · first`, `4 · first`, …, but at most
 /// the cap, or [`LONGEST_WAIT`] without a cap. Then the job is archived as [`FinishReason::TRIED_TOO_MANY_TIMES`].
@@ -151,7 +154,8 @@ impl RetryPolicy for ExponentialBackoff {
 mod tests {
     use bson::bson;
 
-    use super::{super::testing::*, *};
+    use super::*;
+    use crate::retry_policy::testing::*;
 
     fn backoff(times: u32, first_ms: u64) -> ExponentialBackoff {
         ExponentialBackoff::new(times, Duration::from_millis(first_ms)).expect("valid")

@@ -21,9 +21,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use bson::Document;
 
 use crate::{
-    failure::Failure,
-    ids::JobId,
-    instant::Instant,
+    base::{failure::Failure, ids::JobId, instant::Instant},
     job::{Execution, FinishReason, IfWorkerDies, Job, StoredPolicy},
 };
 
@@ -39,15 +37,15 @@ mod retry_many_times;
 mod select_by_exception;
 mod time_table;
 
-pub use do_not_do_it_again::DoNotDoItAgain;
-pub use exponential_backoff::ExponentialBackoff;
-pub use parameters::{InvalidPolicy, LONGEST_WAIT, Parameters};
-pub use registry::RetryPolicies;
-pub use retriable_exception_filter::RetriableExceptionFilter;
-pub use retry_forever::RetryForever;
-pub use retry_many_times::RetryManyTimes;
-pub use select_by_exception::SelectByException;
-pub use time_table::TimeTable;
+pub use self::do_not_do_it_again::DoNotDoItAgain;
+pub use self::exponential_backoff::ExponentialBackoff;
+pub use self::parameters::{InvalidPolicy, LONGEST_WAIT, Parameters};
+pub use self::registry::RetryPolicies;
+pub use self::retriable_exception_filter::RetriableExceptionFilter;
+pub use self::retry_forever::RetryForever;
+pub use self::retry_many_times::RetryManyTimes;
+pub use self::select_by_exception::SelectByException;
+pub use self::time_table::TimeTable;
 
 /// The input of a policy: a job and the executions that ended before the current one.
 #[derive(Clone, Debug)]

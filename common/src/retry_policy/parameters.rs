@@ -37,7 +37,7 @@ pub enum InvalidPolicy {
     /// A policy of this class is already registered.
     #[error("a retry policy `{0}` is already registered; choose another name")]
     AlreadyRegistered(String),
-    /// Policies are nested deeper than [`RetryPolicies::DEEPEST`](super::RetryPolicies::DEEPEST).
+    /// Policies are nested deeper than [`RetryPolicies::DEEPEST`](super::registry::RetryPolicies::DEEPEST).
     #[error("retry policies are nested deeper than {}; combine them in fewer steps", DEEPEST)]
     NestedTooDeep,
     /// The problem is inside a policy, a parameter or a row.
@@ -75,7 +75,7 @@ const ALIKE: f64 = 0.7;
 
 /// Stored parameters, read by name. A parameter with the value null counts as missing. A parameter that the policy does
 /// not read is ignored when a stored job is decoded, because a newer program may have written it. It is refused when a
-/// job is enqueued ([`RetryPolicies::check`](super::RetryPolicies::check)).
+/// job is enqueued ([`RetryPolicies::check`](super::registry::RetryPolicies::check)).
 #[derive(Debug)]
 pub struct Parameters<'a> {
     stored: Option<&'a Document>,

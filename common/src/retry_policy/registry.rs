@@ -160,10 +160,8 @@ impl fmt::Debug for RetryPolicies {
 mod tests {
     use bson::{Bson, bson, doc};
 
-    use super::{
-        super::{DoNotDoItAgain, testing::*},
-        *,
-    };
+    use super::*;
+    use crate::retry_policy::{do_not_do_it_again::DoNotDoItAgain, testing::*};
 
     fn nested(levels: usize) -> Bson {
         (1..levels).fold(bson!({ "class": "DoNotDoItAgain" }), |within, _| {

@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use bson::{Document, doc};
 
-use super::{Decision, History, InvalidPolicy, Parameters, RetryPolicies, RetryPolicy, error_classes::ErrorClasses};
+use super::{
+    Decision, History, RetryPolicy,
+    error_classes::ErrorClasses,
+    parameters::{InvalidPolicy, Parameters},
+    registry::RetryPolicies,
+};
 use crate::{
-    failure::Failure,
-    instant::Instant,
+    base::{failure::Failure, instant::Instant},
     job::{FinishReason, StoredPolicy},
 };
 
@@ -36,7 +40,7 @@ impl RetriableExceptionFilter {
     ///
     /// # Errors
     /// When no class is listed, or one that no failure can have: empty, or longer than
-    /// [`LONGEST_CLASS`](crate::failure::LONGEST_CLASS).
+    /// [`LONGEST_CLASS`](crate::base::failure::LONGEST_CLASS).
     pub fn new(policy: impl RetryPolicy + 'static, classes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self, InvalidPolicy> {
         Ok(Self { retriable: ErrorClasses::new("retriable_exceptions", classes)?, filtered: Arc::new(policy) })
     }
@@ -73,10 +77,8 @@ mod tests {
 
     use bson::{Bson, bson};
 
-    use super::{
-        super::{RetryManyTimes, testing::*},
-        *,
-    };
+    use super::*;
+    use crate::retry_policy::{retry_many_times::RetryManyTimes, testing::*};
 
     #[test]
     fn listed_classes_are_left_to_the_policy_within() {

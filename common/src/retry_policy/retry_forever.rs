@@ -5,10 +5,10 @@ use std::time::Duration;
 use bson::{Document, doc};
 
 use super::{
-    Decision, History, InvalidPolicy, Parameters, RetryPolicy,
-    parameters::{checked_wait, stored_seconds},
+    Decision, History, RetryPolicy,
+    parameters::{InvalidPolicy, Parameters, checked_wait, stored_seconds},
 };
-use crate::{failure::Failure, instant::Instant};
+use crate::base::{failure::Failure, instant::Instant};
 
 /// Retries after the same wait each time, until the job succeeds, discards itself or is cancelled.
 ///
@@ -64,7 +64,8 @@ impl RetryPolicy for RetryForever {
 mod tests {
     use bson::bson;
 
-    use super::{super::testing::*, *};
+    use super::*;
+    use crate::retry_policy::testing::*;
 
     #[test]
     fn it_is_always_done_again() {

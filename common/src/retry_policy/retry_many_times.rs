@@ -5,10 +5,13 @@ use std::time::Duration;
 use bson::{Document, doc};
 
 use super::{
-    Decision, History, InvalidPolicy, Parameters, RetryPolicy,
-    parameters::{checked_wait, stored_seconds},
+    Decision, History, RetryPolicy,
+    parameters::{InvalidPolicy, Parameters, checked_wait, stored_seconds},
 };
-use crate::{failure::Failure, instant::Instant, job::FinishReason};
+use crate::{
+    base::{failure::Failure, instant::Instant},
+    job::FinishReason,
+};
 
 /// Retries `times` times, after the same wait each time: `n` retries are `n + 1` runs. Then the job is archived as
 /// [`FinishReason::TRIED_TOO_MANY_TIMES`].
@@ -65,7 +68,8 @@ impl RetryPolicy for RetryManyTimes {
 mod tests {
     use bson::bson;
 
-    use super::{super::testing::*, *};
+    use super::*;
+    use crate::retry_policy::testing::*;
 
     #[test]
     fn n_retries_are_n_plus_one_runs() {

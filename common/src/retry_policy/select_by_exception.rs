@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use bson::{Bson, Document, doc};
 
-use super::{Decision, History, InvalidPolicy, Parameters, RetryPolicies, RetryPolicy, error_classes::ErrorClasses};
+use super::{
+    Decision, History, RetryPolicy,
+    error_classes::ErrorClasses,
+    parameters::{InvalidPolicy, Parameters},
+    registry::RetryPolicies,
+};
 use crate::{
-    failure::Failure,
-    instant::Instant,
+    base::{failure::Failure, instant::Instant},
     job::{FinishReason, StoredPolicy},
 };
 
@@ -43,7 +47,7 @@ impl SelectByException {
     ///
     /// # Errors
     /// When no class is listed, or one that no failure can have: empty, or longer than
-    /// [`LONGEST_CLASS`](crate::failure::LONGEST_CLASS).
+    /// [`LONGEST_CLASS`](crate::base::failure::LONGEST_CLASS).
     pub fn when(classes: impl IntoIterator<Item = impl Into<String>>, policy: impl RetryPolicy + 'static) -> Result<Self, InvalidPolicy> {
         Self { cases: Vec::new() }.or_when(classes, policy)
     }
@@ -102,10 +106,8 @@ mod tests {
 
     use bson::bson;
 
-    use super::{
-        super::{DoNotDoItAgain, RetryManyTimes, testing::*},
-        *,
-    };
+    use super::*;
+    use crate::retry_policy::{do_not_do_it_again::DoNotDoItAgain, retry_many_times::RetryManyTimes, testing::*};
 
     fn times(times: u32, seconds: u64) -> RetryManyTimes {
         RetryManyTimes::new(times, Duration::from_secs(seconds)).expect("valid")

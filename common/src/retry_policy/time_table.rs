@@ -5,10 +5,13 @@ use std::time::Duration;
 use bson::{Bson, Document, doc};
 
 use super::{
-    Decision, History, InvalidPolicy, Parameters, RetryPolicy,
-    parameters::{checked_wait, shown, stored_seconds},
+    Decision, History, RetryPolicy,
+    parameters::{InvalidPolicy, Parameters, checked_wait, shown, stored_seconds},
 };
-use crate::{failure::Failure, instant::Instant, job::FinishReason};
+use crate::{
+    base::{failure::Failure, instant::Instant},
+    job::FinishReason,
+};
 
 /// Retries young jobs often and old jobs rarely. The wait is that of the first row whose age the job has not reached
 /// (counted from `created_at`). A job older than every row is archived as [`FinishReason::TRIED_TOO_MANY_TIMES`].
@@ -131,7 +134,8 @@ impl RetryPolicy for TimeTable {
 mod tests {
     use bson::bson;
 
-    use super::{super::testing::*, *};
+    use super::*;
+    use crate::retry_policy::testing::*;
 
     #[test]
     fn the_first_row_that_the_job_is_younger_than_decides() {

@@ -6,13 +6,17 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use sha2::{Digest, Sha256};
 
-use super::{InvalidSchedule, MOST_MISSED, Missed, Overlap, ScheduleError, Timing, template::template_of};
+use super::{
+    error::{InvalidSchedule, ScheduleError},
+    policy::{Missed, Overlap},
+    template::template_of,
+    timing::Timing,
+};
 use crate::{
-    enqueue::{LONGEST_NAME, NewJob},
-    ids::JobId,
-    instant::Instant,
+    base::{ids::JobId, instant::Instant, names::LONGEST_NAME},
+    enqueue::NewJob,
     job::Keep,
-    store::{Store, readable},
+    mongo::{Store, readable, schema::MOST_MISSED},
 };
 
 /// Maximum number of attempts to change a schedule that others change at the same time.

@@ -5,11 +5,14 @@ use std::time::Duration;
 use bson::{Document, RawDocumentBuf, doc};
 
 use super::{
-    InvalidSchedule, Missed, Overlap, Schedule, Timing,
+    definition::Schedule,
+    error::InvalidSchedule,
     fields::{Fields, integer},
+    policy::{Missed, Overlap},
     template::job_of,
+    timing::Timing,
 };
-use crate::{ids::JobId, instant::Instant};
+use crate::base::{ids::JobId, instant::Instant};
 
 /// A schedule as it is stored.
 #[derive(Clone, Debug)]

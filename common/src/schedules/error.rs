@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use super::MOST_MISSED;
-use crate::{enqueue::EnqueueError, store::StoreError};
+use crate::{
+    enqueue::EnqueueError,
+    mongo::{StoreError, schema::MOST_MISSED},
+};
 
 /// Why a schedule is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,8 +2,8 @@
 
 use bson::{Bson, Document};
 
-use super::InvalidSchedule;
-use crate::instant::{DUE_MS, Instant};
+use super::error::InvalidSchedule;
+use crate::base::instant::{DUE_MS, Instant};
 
 /// Whole numbers, as documents have them.
 pub(super) fn integer(value: &Bson) -> Option<i64> {

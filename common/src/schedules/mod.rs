@@ -42,10 +42,11 @@ mod error;
 mod fields;
 mod operations;
 mod policy;
-mod template;
+pub(crate) mod runs;
+pub(crate) mod template;
 mod timing;
 
-pub(crate) use self::template::{job_of as job_of_template, template_of as template_of_job};
+pub use self::runs::Advance;
 pub use self::{
     definition::{Declared, Schedule, id_of_slot},
     document::{Paused, Run, Skipped, StoredSchedule},
@@ -54,8 +55,7 @@ pub use self::{
     policy::{Missed, Overlap},
     timing::Timing,
 };
+pub use crate::mongo::schema::MOST_MISSED;
 
-/// Maximum number of missed runs that [`Missed::All`] makes up for.
-pub const MOST_MISSED: u16 = 1_000;
 /// Number of newest runs in the history of a schedule.
 pub const KEPT_RUNS: usize = 20;

@@ -4,11 +4,16 @@ use std::collections::BTreeSet;
 
 use bson::{Document, doc};
 
-use super::{InvalidSchedule, Run, ScheduleError, StoredSchedule, document};
+use super::{
+    document,
+    document::{Run, StoredSchedule},
+    error::{InvalidSchedule, ScheduleError},
+    runs::Advance,
+};
 use crate::{
-    enqueue::{EnqueueError, LONGEST_NAME, NewJob},
-    ids::JobId,
-    store::{Advance, CommitSession, Store, StoreError, readable},
+    base::{ids::JobId, names::LONGEST_NAME},
+    enqueue::{EnqueueError, NewJob},
+    mongo::{CommitSession, Store, StoreError, readable},
 };
 
 /// All schedules by name. Invalid ones are listed with their problem.

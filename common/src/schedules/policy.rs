@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::InvalidSchedule;
+use super::error::InvalidSchedule;
 
 /// What follows when the job of the previous run is not finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,14 +2,15 @@
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 
-use super::{InvalidSchedule, fields::Fields};
+use super::{error::InvalidSchedule, fields::Fields};
 use crate::{
-    enqueue::NewJob,
-    instant::Instant,
+    base::{instant::Instant, telemetry::of_bson},
+    enqueue::{
+        NewJob,
+        spec::{JobSpec, UnknownPolicies},
+    },
     job::{Settings, settings::IN_TEMPLATES},
-    spec::{JobSpec, UnknownPolicies},
-    store::schema::LARGEST_WORKABLE,
-    telemetry::of_bson,
+    mongo::schema::LARGEST_WORKABLE,
 };
 
 /// The fields of a template that are no settings.
@@ -74,7 +75,7 @@ fn settings_of(fields: &Document) -> Result<Settings, InvalidSchedule> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::JobId;
+    use crate::base::ids::JobId;
 
     #[test]
     fn a_job_survives_being_stored() {

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use crate::{failure::Failure, finished::ResultError, ids::JobId, job::FinishReason, text::in_words};
+use super::finished::ResultError;
+use crate::{
+    base::{failure::Failure, ids::JobId, text::in_words},
+    job::FinishReason,
+};
 
 /// Why a wait has no result.
 #[derive(Debug, thiserror::Error)]
@@ -24,7 +28,7 @@ pub enum WaitError {
         /// The id.
         job: JobId,
     },
-    /// The job was there and is gone: it succeeded and nothing is kept of a success ([`Keep::Failures`](crate::Keep::Failures)).
+    /// The job was there and is gone: it succeeded and nothing is kept of a success ([`Keep::Failures`](crate::job::Keep::Failures)).
     #[error("job {job} has ended, and nothing of it is kept: it succeeded with `keep: failures`")]
     NotKept {
         /// The job.

@@ -7,10 +7,9 @@ use futures_util::TryStreamExt;
 
 use super::waiters::{LOOK_EVERY, Waiters};
 use crate::{
-    events::{RENEW_EVERY, Wanted},
-    shutdown::pause,
-    store::{RingPart, Store, StoreError},
-    telemetry::chain,
+    base::{shutdown::pause, telemetry::chain},
+    events::{RENEW_EVERY, RingPart, Wanted},
+    mongo::{Store, StoreError},
 };
 
 /// The listener ends this long after the last wait.
@@ -26,9 +25,9 @@ pub(super) async fn listen(store: Store) {
             () = subscribe(&store, id) => {}
             () = hear(&store) => {}
             () = look(&store) => {}
-            () = until_idle(&store.waiters) => {}
+            () = until_idle(store.waiters()) => {}
         }
-        let mut state = store.waiters.state();
+        let mut state = store.waiters().state();
         if state.waiting.is_empty() {
             state.is_listening = false;
             (state.subscribed_at, state.hears) = (None, false);
@@ -49,12 +48,12 @@ async fn subscribe(store: &Store, id: ObjectId) {
         };
         match asked.await {
             Ok(()) => {
-                store.waiters.state().subscribed_at.get_or_insert_with(Monotonic::now);
+                store.waiters().state().subscribed_at.get_or_insert_with(Monotonic::now);
                 pause(RENEW_EVERY).await;
             }
             Err(error) => {
                 tracing::debug!(error = chain(&error), "cannot ask for the ends of jobs; looking at the jobs instead");
-                store.waiters.state().subscribed_at = None;
+                store.waiters().state().subscribed_at = None;
                 pause(if is_lasting(&error) { LINGER } else { AGAIN_AFTER }).await;
             }
         }
@@ -70,9 +69,9 @@ fn is_lasting(error: &StoreError) -> bool {
 async fn hear(store: &Store) {
     loop {
         let heard = hear_once(store).await;
-        store.waiters.state().hears = false;
+        store.waiters().state().hears = false;
         // Hints may have been missed.
-        store.waiters.arrived.notify_one();
+        store.waiters().arrived.notify_one();
         if let Err(error) = heard {
             if matches!(error, StoreError::Foreign { .. }) {
                 tracing::warn!(error = chain(&error), "cannot read the ends of jobs; looking at the jobs instead");
@@ -90,13 +89,13 @@ async fn hear_once(store: &Store) -> Result<(), StoreError> {
     store.prepare_events(None).await?;
     let from = store.newest_event().await?.unwrap_or(Timestamp { time: 0, increment: 0 });
     let mut cursor = store.tail_events(from, RingPart::Ends).await?;
-    store.waiters.state().hears = true;
+    store.waiters().state().hears = true;
     // Jobs may have ended before the cursor was open.
-    store.waiters.arrived.notify_one();
+    store.waiters().arrived.notify_one();
     while let Some(document) = cursor.try_next().await.map_err(StoreError::of_tail)? {
         let Ok(ended) = document.get_array("ended") else { continue };
         for job in ended.into_iter().flatten().filter_map(|id| id.as_object_id()) {
-            store.waiters.wake(job.into());
+            store.waiters().wake(job.into());
         }
     }
     Ok(())
@@ -107,25 +106,25 @@ async fn look(store: &Store) {
     let mut wait = Duration::ZERO;
     let mut looked_at = Monotonic::now();
     loop {
-        wait = store.waiters.look_after(wait);
+        wait = store.waiters().look_after(wait);
         tokio::select! {
             () = pause((looked_at + wait).saturating_duration_since(Monotonic::now())) => {}
-            () = store.waiters.arrived.notified() => {
+            () = store.waiters().arrived.notified() => {
                 // While hints arrive, a new wait needs no look. It has read its job.
-                if store.waiters.look_after(wait) != LOOK_EVERY {
+                if store.waiters().look_after(wait) != LOOK_EVERY {
                     wait = Duration::ZERO;
                 }
                 continue;
             }
         }
         looked_at = Monotonic::now();
-        let jobs = store.waiters.jobs();
+        let jobs = store.waiters().jobs();
         if jobs.is_empty() {
             continue;
         }
         match store.unfinished_among(&jobs).await {
             // A job that is not scheduled has ended or is unknown.
-            Ok(unfinished) => jobs.into_iter().filter(|job| !unfinished.contains(job)).for_each(|job| store.waiters.wake(job)),
+            Ok(unfinished) => jobs.into_iter().filter(|job| !unfinished.contains(job)).for_each(|job| store.waiters().wake(job)),
             Err(error) => tracing::debug!(error = chain(&error), "cannot look at the jobs that are waited for; trying again"),
         }
     }

@@ -20,6 +20,7 @@
 //! | `error` | why a wait has no result |
 
 mod error;
+pub mod finished;
 mod listener;
 mod waiters;
 
@@ -29,16 +30,15 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::task::JoinHandle;
 
 pub use self::error::WaitError;
-use self::listener::{AGAIN_AFTER, listen};
-pub(crate) use self::waiters::Waiters;
-use crate::{
-    enqueue::{Enqueued, Workable},
+use self::{
     finished::{JobResult, ResultError, result_in},
-    ids::JobId,
-    job::Keep,
-    shutdown::pause,
-    store::{Store, StoredJob},
-    telemetry::chain,
+    listener::{AGAIN_AFTER, listen},
+};
+use crate::{
+    base::{ids::JobId, shutdown::pause, telemetry::chain},
+    enqueue::{Enqueued, Workable},
+    job::{Keep, StoredJob},
+    mongo::Store,
 };
 
 impl Enqueued {
@@ -109,7 +109,7 @@ impl Store {
     /// needs in a database that is removed. For tests.
     #[doc(hidden)]
     pub fn end_listener(&self) -> Option<JoinHandle<()>> {
-        self.waiters.end_listener()
+        self.waiters().end_listener()
     }
 
     async fn wait_until<'a, T>(
@@ -120,10 +120,10 @@ impl Store {
     ) -> Result<T, WaitError> {
         let waited = async {
             // Before the first read, so that no end is missed.
-            let (mut place, must_start) = self.waiters.place(job);
+            let (mut place, must_start) = self.waiters().place(job);
             if must_start {
                 let listener = tokio::spawn(listen(self.clone()));
-                self.waiters.state().listener = Some(listener);
+                self.waiters().state().listener = Some(listener);
             }
             let mut last_seen = None;
             loop {

@@ -1,5 +1,6 @@
 //! Those who wait for jobs in this process, and when a look is due. Pure.
 
+use crate::{base::ids::JobId, mongo::Store};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -10,8 +11,6 @@ use tokio::{
     sync::{Notify, watch},
     task::JoinHandle,
 };
-
-use crate::ids::JobId;
 
 /// How long after the subscription the other processes may not know of it: the time that they cache, and some more for a slow machine.
 const UNKNOWN_FOR: Duration = Duration::from_millis(1_500);
@@ -69,6 +68,13 @@ impl Drop for Place {
         if state.waiting.get(&self.job).is_some_and(|sender| sender.receiver_count() == 0) {
             state.waiting.remove(&self.job);
         }
+    }
+}
+
+impl Store {
+    /// Those who wait for jobs in this process.
+    pub(crate) fn waiters(&self) -> &Arc<Waiters> {
+        self.part()
     }
 }
 

@@ -45,6 +45,7 @@ mod prefetch;
 mod programs;
 mod relay;
 mod ring;
+mod rooms;
 mod rounds;
 mod schedules;
 mod schema;

@@ -33,7 +33,7 @@ mod limit;
 mod protocol;
 mod store;
 
-use std::{collections::BTreeMap, fmt::Debug, fs, hash::Hash, path::Path, time::Instant};
+use std::{collections::BTreeMap, fmt::Debug, hash::Hash, time::Instant};
 
 use guards::{Guard, Guarded, Guards, KEPT, Promise, World, leadership, limit, protocol};
 use leadership::Leadership;
@@ -139,9 +139,7 @@ fn redundant_guards_are_redundant_even_all_together() {
 
 #[test]
 fn guards_bear_the_names_of_the_operations_of_the_store() {
-    let store = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/src/store");
-    let files = fs::read_dir(store).expect("it is there").map(|file| file.expect("it can be listed").path());
-    let text: String = files.filter(|path| path.is_file()).map(|file| fs::read_to_string(file).expect("it can be read")).collect();
+    let text = recruiter_tests::coverage::of_the_store();
     for guard in Guard::ALL {
         let operation = guard.name().split('/').next().expect("a first part");
         assert!(text.contains(&format!("async fn {operation}(")), "{}", guard.name());

@@ -1,0 +1,38 @@
+//! The life of a job and of a worker: every write of the three programs that moves them on.
+//!
+//! | file | operations |
+//! |---|---|
+//! | `insert` | new jobs |
+//! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
+//! | `assignments` | jobs and permits of workers, in their documents |
+//! | `start` | read and lock jobs; the jobs that a start has locked |
+//! | `items`, `notes` | outcomes of the items of a running bundle; progress, checkpoint and log of a running job |
+//! | `finish` | the outcomes of starts: archive, delete or reschedule |
+//! | `not_kept` | the number of jobs that were deleted after their success |
+//! | `rescue` | jobs of dead workers; the sweep |
+//! | `roster`, `lease` | one document for each worker; the recruiter's lease |
+
+pub(crate) mod assignments;
+pub(crate) mod due;
+pub(crate) mod finish;
+pub(crate) mod insert;
+pub(crate) mod items;
+pub(crate) mod lanes;
+pub(crate) mod lease;
+pub(crate) mod not_kept;
+pub(crate) mod notes;
+pub(crate) mod rescue;
+pub(crate) mod roster;
+pub(crate) mod start;
+
+pub(crate) use self::insert::Duplicate;
+pub use self::{
+    assignments::Planned,
+    due::DueJobs,
+    finish::{BATCH_BYTES, GuardedWrite},
+    lease::{LeaderLease, Observed},
+    not_kept::NotKept,
+    rescue::LockedJobs,
+    roster::{HeartbeatReply, Offer, Registration},
+    start::{Conditions, Start, ToStart},
+};

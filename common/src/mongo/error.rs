@@ -1,0 +1,257 @@
+//! The errors of MongoDB operations. Refusals are distinguished by MongoDB's error codes and labels.
+
+use bson::{Document, doc};
+use mongodb::error::{Error, ErrorKind, WriteFailure};
+
+use super::CALL_LIMIT;
+use crate::{base::telemetry::of_mongodb, job::CorruptJob};
+
+/// An error of the driver, with a `Display` of one line. The driver's own text contains its complete state.
+#[derive(Clone, Debug)]
+pub struct DriverError(Error);
+
+impl std::fmt::Display for DriverError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&of_mongodb(&self.0))
+    }
+}
+
+impl std::error::Error for DriverError {}
+
+impl From<Error> for DriverError {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+/// The driver's error itself, with its kind, labels and codes.
+impl std::ops::Deref for DriverError {
+    type Target = Error;
+
+    fn deref(&self) -> &Error {
+        &self.0
+    }
+}
+
+/// A failed operation. Losing a race is not an error: operations report it in their result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// MongoDB refused the operation, or could not be reached. The source has the cause.
+    #[error("the MongoDB operation `{operation}` failed")]
+    Mongo {
+        /// Name of the operation.
+        operation: &'static str,
+        /// The error of the driver.
+        source: DriverError,
+    },
+    /// There was no reply in time. The outcome of the operation is unknown.
+    #[error("MongoDB did not reply to `{operation}` within {} s", CALL_LIMIT.as_secs())]
+    TimedOut {
+        /// Name of the operation.
+        operation: &'static str,
+    },
+    /// The session of the caller has no transaction open.
+    #[error("`{operation}` needs a session in which the caller has started a transaction")]
+    NoTransaction {
+        /// Name of the operation.
+        operation: &'static str,
+    },
+    /// Collections of an application have names that Recruiter needs. Nothing was changed.
+    #[error(
+        "the database has collections that are not of Recruiter, under names that Recruiter needs: {collection}. Nothing was changed. Let Recruiter use another database, or other names (--collection-prefix jobs_, RECRUITER_COLLECTION_PREFIX), or rename these collections"
+    )]
+    Foreign {
+        /// Names of the collections, each in backticks.
+        collection: String,
+    },
+    /// A document is not valid in its collection.
+    #[error("`{operation}` read an invalid document")]
+    Corrupt {
+        /// Name of the operation.
+        operation: &'static str,
+        /// The problem with the document.
+        source: CorruptJob,
+    },
+}
+
+/// MongoDB's error codes.
+pub(crate) mod code {
+    pub(crate) const UNAUTHORIZED: i32 = 13;
+    pub(crate) const NAMESPACE_NOT_FOUND: i32 = 26;
+    pub(crate) const INDEX_NOT_FOUND: i32 = 27;
+    pub(crate) const NAMESPACE_EXISTS: i32 = 48;
+    pub(crate) const MAX_TIME_EXPIRED: i32 = 50;
+    /// An index of this name has other keys.
+    pub(crate) const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
+    /// The collection has too many indexes; an index of another name, or with other options, has these keys.
+    pub(crate) const INDEX_REFUSED: [i32; 3] = [67, 85, INDEX_KEY_SPECS_CONFLICT];
+    /// A tailing cursor has fallen behind: the documents after its position were overwritten.
+    pub(crate) const CAPPED_POSITION_LOST: i32 = 136;
+    /// A member is no primary any more, not yet, or is shutting down.
+    pub(crate) const NO_PRIMARY: [i32; 8] = [91, 189, 10_107, 11_600, 11_602, 13_435, 13_436, 133];
+    /// The change stream cannot continue: its event is not in the oplog.
+    pub(crate) const CHANGE_STREAM_FATAL: i32 = 280;
+    /// The change stream cannot continue: the oplog no longer holds its position.
+    pub(crate) const CHANGE_STREAM_HISTORY_LOST: i32 = 286;
+    pub(crate) const DUPLICATE_KEY: i32 = 11_000;
+    /// Took too long, interrupted, exceeded time limit, no majority snapshot yet, cursor not found, query plan killed, cursor killed.
+    pub(crate) const TEMPORARY: [i32; 7] = [50, 11_601, 262, 134, CURSOR_LOST[0], CURSOR_LOST[1], CURSOR_LOST[2]];
+    /// Cursor not found, query plan killed, cursor killed: for example because the collection was dropped or replaced during the read.
+    pub(crate) const CURSOR_LOST: [i32; 3] = [43, 175, 237];
+}
+
+/// Error codes whose cause is the document, not the connection or the server: invalid values, types, names and keys, nesting, sizes, the
+/// validator, a duplicate key. Each code has its name in MongoDB, or `Location` and the code. A test compares the
+/// names.
+#[doc(hidden)]
+pub const DOCUMENT_FAULTS: [(i32, &str); 21] = [
+    (2, "BadValue"),
+    (9, "FailedToParse"),
+    (14, "TypeMismatch"),
+    (15, "Overflow"),
+    (16, "InvalidLength"),
+    (20, "IllegalOperation"),
+    (22, "InvalidBSON"),
+    (28, "PathNotViable"),
+    (52, "DollarPrefixedFieldName"),
+    (56, "EmptyFieldName"),
+    (57, "DottedFieldName"),
+    (121, "DocumentValidationFailure"),
+    (257, "TransactionTooLarge"),
+    (388, "TransactionTooLargeForCache"),
+    (10_334, "BSONObjectTooLarge"),
+    (code::DUPLICATE_KEY, "DuplicateKey"),
+    (15_947, "Location15947"),
+    (17_280, "OBSOLETE_KeyTooLong"),
+    (17_419, "Location17419"),
+    (17_420, "Location17420"),
+    (51_108, "Location51108"),
+];
+
+/// Part of MongoDB's message for a query that names a missing index. The error has no code of its own (it is a `BadValue`), so the text
+/// identifies it. A test drops an index and expects it to be created again.
+const UNKNOWN_HINT: &str = "hint provided does not correspond";
+
+/// The driver's message when a transaction is started in a session that already has an open one. The driver has no other way to detect
+/// this. A test of [`Store::finish_in`](super::Store::finish_in) fails if the text changes.
+const TRANSACTION_IS_OPEN: &str = "transaction already in progress";
+
+impl StoreError {
+    /// Whether the same call can succeed later without any change: the cause is the connection or the server, not the
+    /// documents or arguments of the call.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::TimedOut { .. } => true,
+            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } => false,
+            Self::Mongo { source, .. } => !is_document_fault(source),
+        }
+    }
+
+    /// Whether a unique index already contains a key of the document.
+    pub(crate) fn is_duplicate(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::DUPLICATE_KEY))
+    }
+
+    /// The error of a tailing cursor.
+    pub(crate) fn of_tail(source: Error) -> Self {
+        Self::Mongo { operation: "tail", source: source.into() }
+    }
+
+    /// Whether a tailing cursor has fallen so far behind that documents were overwritten before it read them.
+    pub(crate) fn is_position_lost(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::CAPPED_POSITION_LOST))
+    }
+
+    /// The error of a change stream over messages.
+    pub(crate) fn of_messages(source: Error) -> Self {
+        Self::Mongo { operation: "read_messages", source: source.into() }
+    }
+
+    /// Whether MongoDB has refused a command, and not because its primary changes.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. }
+            if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if !code::NO_PRIMARY.contains(&refusal.code)))
+    }
+
+    /// Whether MongoDB has refused a read for now: it took too long, was interrupted, or a majority is not known yet.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::TEMPORARY.contains(&code)))
+    }
+
+    /// Whether MongoDB has ended a read in the middle. The same read may succeed at once.
+    pub(crate) fn is_cursor_lost(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::CURSOR_LOST.contains(&code)))
+    }
+
+    /// Whether MongoDB no longer holds the history from which a change stream was to continue.
+    pub(crate) fn is_history_lost(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if matches!(code_of(source), Some(code::CHANGE_STREAM_HISTORY_LOST | code::CHANGE_STREAM_FATAL)))
+    }
+
+    /// Whether MongoDB aborted a read because it took too long.
+    pub fn is_too_slow(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::MAX_TIME_EXPIRED))
+    }
+
+    /// Whether the MongoDB user lacks the permission for the operation.
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::UNAUTHORIZED))
+    }
+
+    /// Whether MongoDB refuses an index because of the other indexes of the collection.
+    pub(crate) fn is_index_refused(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::INDEX_REFUSED.contains(&code)))
+    }
+
+    /// Whether a query names an index that does not exist.
+    pub(crate) fn is_index_missing(&self) -> bool {
+        matches!(self, Self::Mongo { source, .. }
+            if matches!(source.kind.as_ref(), ErrorKind::Command(refusal) if refusal.message.contains(UNKNOWN_HINT)))
+    }
+}
+
+/// Whether the driver refuses to start a transaction because one is open.
+pub(crate) fn is_transaction_open(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Transaction { message, .. } if message == TRANSACTION_IS_OPEN)
+}
+
+fn is_document_fault(error: &Error) -> bool {
+    matches!(error.kind.as_ref(), ErrorKind::Bson(_) | ErrorKind::BsonSerialization(_) | ErrorKind::InvalidArgument { .. })
+        || code_of(error).is_some_and(|code| DOCUMENT_FAULTS.iter().any(|(fault, _)| *fault == code))
+}
+
+/// The code of the first refusal in an error, wherever the driver puts it.
+pub(crate) fn code_of(error: &Error) -> Option<i32> {
+    if let ErrorKind::Command(command) = error.kind.as_ref() {
+        Some(command.code)
+    } else if let ErrorKind::InsertMany(many) = error.kind.as_ref() {
+        // A write concern error comes first, so that the call is repeated even if there are other errors.
+        if let Some(concern) = &many.write_concern_error {
+            return Some(concern.code);
+        }
+        many.write_errors.as_ref().and_then(|errors| errors.first()).map(|error| error.code)
+    } else if let ErrorKind::Write(WriteFailure::WriteError(error)) = error.kind.as_ref() {
+        Some(error.code)
+    } else {
+        None
+    }
+}
+
+/// A refusal that a command reported inside an otherwise successful reply.
+pub(crate) fn write_errors(reply: &Document) -> Result<(), Error> {
+    let failed = |key: &str| reply.get_array(key).is_ok_and(|errors| !errors.is_empty());
+    if failed("writeErrors") || reply.contains_key("writeConcernError") {
+        // A write concern error comes first: the outcome of every statement is then unknown.
+        let first = || reply.get_array("writeErrors").ok().and_then(|errors| errors.first()).and_then(bson::Bson::as_document);
+        let refusal = reply.get_document("writeConcernError").ok().or_else(first).cloned().unwrap_or_default();
+        let command: mongodb::error::CommandError = bson::deserialize_from_document(doc! {
+            "code": refusal.get_i32("code").unwrap_or(0),
+            "codeName": refusal.get_str("codeName").unwrap_or("WriteError"),
+            "errmsg": refusal.get_str("errmsg").unwrap_or("the write was refused"),
+        })
+        .map_err(Error::custom)?;
+        return Err(ErrorKind::Command(command).into());
+    }
+    Ok(())
+}

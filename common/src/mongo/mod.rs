@@ -1,0 +1,318 @@
+//! A connection to the database of one job system, and how it is called. Nothing of jobs is here: each room has its own operations.
+//!
+//! An invariant is a property of *all* writers to a collection. Therefore the filter of each write repeats the conditions of its caller's
+//! decision, and its documentation names the index and the invariant.
+//!
+//! | file | content |
+//! |---|---|
+//! | `connect`, `uri` | checks of the server, read and write concerns; the connection string: blanks, options of other drivers |
+//! | `schema` | collections, validators, indexes, and which collections are ours |
+//! | `session`, `batch` | transactions; batches |
+//! | `readable` | documents whatever texts they have |
+//! | `channel` | the capped collections of hints |
+//! | `parts` | what other rooms keep with a connection |
+//! | `error` | errors |
+//!
+//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, priority or group, a
+//! cancellation, its expiry, an enqueuer that replaces it, or the archiving of an invalid document. Each of these has `locked: false` in
+//! the filter. A locked job is written only by the holder of the
+//! start, or by a cleaner after the holder's death.
+//!
+//! Repetition of failed calls:
+//!
+//! | layer | repeats |
+//! |---|---|
+//! | the driver | a read, or a write by its own methods, once, after a failover or a lost connection |
+//! | `write_repeatable` | a hint, or a worker's turn in the roster, once: the driver does not retry raw commands |
+//! | `transaction` | a transaction with a transient error, and a commit with an unknown outcome, a few times |
+//! | the caller | everything else: a worker until its outcomes are written, `control` for 75 s, the cleaner with its next poll |
+//!
+//! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced
+//! form (`finish`).
+
+pub(crate) mod batch;
+pub(crate) mod channel;
+pub(crate) mod connect;
+pub(crate) mod connect_error;
+pub(crate) mod error;
+pub(crate) mod parts;
+pub(crate) mod readable;
+pub mod schema;
+pub(crate) mod session;
+pub(crate) mod uri;
+
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    time::Duration,
+};
+
+use bson::{Document, RawDocument, doc};
+use mongodb::{
+    Client, Collection, Database,
+    error::Error,
+    gridfs::GridFsBucket,
+    options::{ClientOptions, Hint as IndexHint},
+};
+
+pub use self::channel::Channel;
+#[doc(hidden)]
+pub use self::error::DOCUMENT_FAULTS;
+pub use self::{
+    batch::cut,
+    connect::{ConnectArgs, DEFAULT_DATABASE},
+    connect_error::ConnectError,
+    error::{DriverError, StoreError},
+    readable::lossy,
+    session::CommitSession,
+};
+use self::{
+    error::{code_of, write_errors},
+    parts::Parts,
+};
+pub(crate) use self::{readable::readable, session::require_transaction};
+use crate::base::{
+    clock::{ServerClock, Uptime},
+    ids::{JobId, StartId},
+    instant::Instant,
+};
+
+/// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default
+/// lease.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum time for MongoDB to wait for a majority. It is shorter than [`CALL_LIMIT`], so that no connection stays occupied.
+pub(crate) const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
+
+/// The database of one job system.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(crate) client: Client,
+    pub(crate) database: Database,
+    pub(crate) scheduled: Collection<Document>,
+    pub(crate) archived: Collection<Document>,
+    pub(crate) roster: Collection<Document>,
+    pub(crate) metadata: Collection<Document>,
+    pub(crate) limits: Collection<Document>,
+    pub(crate) groups: Collection<Document>,
+    pub(crate) pauses: Collection<Document>,
+    pub(crate) schedulers: Collection<Document>,
+    pub(crate) signals: Collection<Document>,
+    pub(crate) unique_periods: Collection<Document>,
+    pub(crate) events: Collection<Document>,
+    pub(crate) messages: Collection<Document>,
+    pub(crate) consumers: Collection<Document>,
+    pub(crate) payloads: GridFsBucket,
+    pub(crate) payload_files: Collection<Document>,
+    pub(crate) payload_chunks: Collection<Document>,
+    pub(crate) clock: Arc<ServerClock>,
+    /// The options of its client, for further clients with the same options; `None` if the application has created the client.
+    pub(crate) options: Option<Arc<ClientOptions>>,
+    /// Whether a missing index is created again. It is not for a read-only store, and for a store on the application's own client.
+    pub(crate) may_mend: bool,
+    /// Whether the schema is known to exist.
+    pub(crate) is_set_up: Arc<AtomicBool>,
+    /// The begin of the names of all collections.
+    pub(crate) prefix: Arc<str>,
+    /// What takes the place of those of our indexes that cannot be used, by their names.
+    pub(crate) stand_ins: Arc<Mutex<StandIns>>,
+    /// The features whose indexes are known to exist.
+    pub(crate) features: Arc<Mutex<HashSet<schema::Feature>>>,
+    /// What other rooms keep with a connection.
+    pub(crate) parts: Arc<Parts>,
+}
+
+impl Store {
+    /// What a room keeps with this connection: one value of each type, made when it is first asked for.
+    pub(crate) fn part<T: Default + Send + Sync + 'static>(&self) -> &T {
+        self.parts.get()
+    }
+
+    /// The client, for sessions and transactions of the application's own.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The database, for views and tools; writes to its collections go through this module only.
+    pub fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// The estimated time of the server's clock, never ahead of it, in whole milliseconds.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Reads the server's clock if the last reading is too old, or if the primary may have changed.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn fresh_clock(&self) -> Result<(), StoreError> {
+        if self.clock.is_stale() { self.refresh_clock().await } else { Ok(()) }
+    }
+
+    /// Reads the server's clock.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn refresh_clock(&self) -> Result<(), StoreError> {
+        let database = self.database.clone();
+        let asked = Uptime::now();
+        let reply = call("refresh_clock", async move { database.run_command(doc! { "hello": 1 }).await }).await?;
+        if let Ok(now) = reply.get_datetime("localTime") {
+            self.clock.observe(now.to_chrono(), asked);
+        }
+        Ok(())
+    }
+
+    /// The name of a collection in the database.
+    pub(crate) fn named(&self, collection: &str) -> String {
+        format!("{}{collection}", self.prefix)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a collection that is found by its name")]
+    pub(crate) fn collection(&self, name: &str) -> Collection<Document> {
+        self.database.collection(&self.named(name))
+    }
+
+    /// The hint for a read that needs this index.
+    pub(crate) fn index(&self, name: &'static str) -> IndexHint {
+        match self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).by_index.get(name) {
+            None => IndexHint::Name(name.into()),
+            Some(StandIn::Index(other)) => IndexHint::Name(other.clone()),
+            Some(StandIn::Scan) => IndexHint::Keys(doc! { "$natural": 1 }),
+        }
+    }
+
+    /// Whether a read that needs this index has to scan the collection.
+    pub(crate) fn must_scan(&self, index: &str) -> bool {
+        self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).by_index.get(index) == Some(&StandIn::Scan)
+    }
+
+    /// Runs a read that names its index. If the index is missing, it is created again for the next read.
+    pub(crate) async fn indexed<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        future: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        if self.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).is_outdated() {
+            schema::learn_stand_ins(self).await?;
+        }
+        let result = call(operation, future).await;
+        if let Err(error) = &result
+            && error.is_index_missing()
+        {
+            if self.may_mend {
+                tracing::warn!(error = crate::base::telemetry::chain(error), "an index is missing; creating it again");
+                schema::mend(self, None).await?;
+            } else {
+                schema::learn_stand_ins(self).await?;
+            }
+        }
+        result
+    }
+
+    /// Drops the indexes of an earlier release that this release has replaced. Called by the leading recruiter: before it leads, a
+    /// recruiter of the earlier release may lead and need them.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn drop_outdated_indexes(&self) -> Result<(), StoreError> {
+        schema::drop_outdated_indexes(self).await
+    }
+
+    /// Runs a raw write command. Returns the number of matching documents. The driver does not retry the command, so the caller must
+    /// handle an unknown outcome.
+    pub(crate) async fn write(&self, operation: &'static str, command: Document) -> Result<usize, StoreError> {
+        let database = self.database.clone();
+        call(operation, async move {
+            let reply = database.run_command(command).await?;
+            write_errors(&reply)?;
+            Ok(reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()).unwrap_or(0))
+        })
+        .await
+    }
+
+    /// Like `write`, for an idempotent command: it is sent once more, at once, if it failed.
+    pub(crate) async fn write_repeatable(&self, operation: &'static str, command: impl Fn() -> Document) -> Result<usize, StoreError> {
+        match self.write(operation, command()).await {
+            Err(StoreError::Mongo { .. }) => self.write(operation, command()).await,
+            other => other,
+        }
+    }
+}
+
+/// How long stand-ins are used before the indexes are listed again: an operator may have brought one back.
+pub(crate) const STAND_INS_FOR: Duration = Duration::from_secs(60);
+
+/// What reads use in place of indexes.
+#[derive(Debug, Default)]
+pub(crate) struct StandIns {
+    by_index: HashMap<&'static str, StandIn>,
+    learned: Option<std::time::Instant>,
+}
+
+impl StandIns {
+    pub(crate) fn is_outdated(&self) -> bool {
+        !self.by_index.is_empty() && self.learned.is_none_or(|learned| learned.elapsed() > STAND_INS_FOR)
+    }
+}
+
+/// What a read uses in place of an index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum StandIn {
+    /// An index of another name with the same keys and the same documents.
+    Index(String),
+    /// No index.
+    Scan,
+}
+
+tokio::task_local! {
+    static OPERATION: &'static str;
+}
+
+/// The operation of the store that sends the command of this task, for a handler of the driver's command events.
+pub fn current_operation() -> Option<&'static str> {
+    OPERATION.try_with(|operation| *operation).ok()
+}
+
+/// Runs one operation within [`CALL_LIMIT`].
+///
+/// It runs in a separate task, because the driver's futures should not be dropped before they complete. A call that takes too long
+/// continues in its task, and the caller gets an error: the outcome is unknown.
+pub(crate) async fn call<T: Send + 'static>(
+    operation: &'static str,
+    future: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, StoreError> {
+    call_within(CALL_LIMIT, operation, future).await
+}
+
+/// Like [`call`], for an operation that may take longer.
+pub(crate) async fn call_within<T: Send + 'static>(
+    limit: Duration,
+    operation: &'static str,
+    future: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
+        Ok(Ok(Ok(value))) => Ok(value),
+        Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
+        Ok(Err(died)) => match died.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down.
+            Err(_) => Err(StoreError::TimedOut { operation }),
+        },
+        Err(_) => Err(StoreError::TimedOut { operation }),
+    }
+}
+
+pub(crate) fn id_of(document: &Document) -> Option<JobId> {
+    document.get_object_id("_id").ok().map(JobId::from)
+}
+
+pub(crate) fn raw_id_of(document: &RawDocument) -> Option<JobId> {
+    document.get_object_id("_id").ok().map(JobId::from)
+}
+
+pub(crate) fn start_of(document: &Document) -> Option<StartId> {
+    document.get_document("last_execution").ok()?.get_object_id("start").ok().map(StartId::from)
+}

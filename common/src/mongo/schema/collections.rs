@@ -1,0 +1,251 @@
+//! The collections: creates missing ones, and replaces or changes wrong ones.
+
+use bson::{Document, Timestamp, doc, oid::ObjectId};
+
+use super::{
+    SCHEMA_VERSION, features_in_use,
+    indexes::Feature,
+    ownership::{Found, examine, note, refuse_foreign_documents},
+    run,
+    validators::{groups_validator, limits_validator, messages_validator, pauses_validator, scheduled_validator, schedulers_validator},
+};
+use crate::{
+    base::{numbers::integer, telemetry::chain},
+    mongo::{
+        Store,
+        channel::Channel,
+        code_of,
+        error::{StoreError, code::NAMESPACE_EXISTS},
+    },
+};
+
+/// The name of the collection of messages.
+pub(crate) const MESSAGES: &str = "messages";
+/// The name of the ring of events.
+const EVENTS: &str = "events";
+/// Size of a collection of hints: some minutes of hints on a busy system. A hint is useless after a second.
+const SIGNALS_BYTES: i64 = 16 * 1024 * 1024;
+
+/// The kind of a collection, which decides its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Has [`scheduled_validator`].
+    Jobs,
+    /// Has the validator of `limits`.
+    Limits,
+    /// Has the validator of `groups`.
+    Groups,
+    /// Has the validator of `pauses`.
+    Pauses,
+    /// Has [`schedulers_validator`].
+    Schedules,
+    /// Has the validator of `messages`, and is made with the first publisher or subscriber.
+    Messages,
+    /// Is capped.
+    Hints,
+    /// Is capped, and made when somebody subscribes.
+    Events,
+    Plain,
+    /// The first insert makes it.
+    Later,
+}
+
+/// Every collection, and the first channel. Each further channel has its number in place of the 0.
+pub(crate) const COLLECTIONS: [(&str, Kind); 16] = [
+    ("scheduled", Kind::Jobs),
+    ("archived", Kind::Plain),
+    ("roster", Kind::Plain),
+    ("metadata", Kind::Plain),
+    ("limits", Kind::Limits),
+    ("groups", Kind::Groups),
+    ("pauses", Kind::Pauses),
+    ("schedulers", Kind::Schedules),
+    ("unique_periods", Kind::Plain),
+    ("signals", Kind::Hints),
+    ("signals_0", Kind::Hints),
+    (EVENTS, Kind::Events),
+    (MESSAGES, Kind::Messages),
+    ("consumers", Kind::Later),
+    ("payloads.files", Kind::Later),
+    ("payloads.chunks", Kind::Later),
+];
+
+impl Kind {
+    /// The kind of the collection of this name, without the prefix of the store; `None` if it is not one of ours.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        let fixed = COLLECTIONS.iter().find(|(ours, _)| *ours == name).map(|(_, kind)| *kind);
+        fixed.or_else(|| Channel::is_collection(name).then_some(Self::Hints))
+    }
+
+    fn options(self) -> Document {
+        match (self, self.validator()) {
+            (_, Some(validator)) => doc! { "validator": validator, "validationLevel": "moderate", "validationAction": "error" },
+            (Self::Hints, None) => doc! { "capped": true, "size": SIGNALS_BYTES },
+            (_, None) => doc! {},
+        }
+    }
+
+    pub(crate) fn validator(self) -> Option<Document> {
+        match self {
+            Self::Jobs => Some(scheduled_validator()),
+            Self::Limits => Some(limits_validator()),
+            Self::Groups => Some(groups_validator()),
+            Self::Pauses => Some(pauses_validator()),
+            Self::Schedules => Some(schedulers_validator()),
+            Self::Messages => Some(messages_validator()),
+            Self::Hints | Self::Events | Self::Plain | Self::Later => None,
+        }
+    }
+
+    /// Whether an existing collection has the options of this kind.
+    fn is_met_by(self, found: &Found) -> bool {
+        match self {
+            Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules | Self::Messages => {
+                found.validator() == self.validator().as_ref()
+            }
+            Self::Hints => found.is_capped() && integer(found.options.get("size")).is_some_and(|size| size >= SIGNALS_BYTES),
+            Self::Events | Self::Plain | Self::Later => true,
+        }
+    }
+}
+
+/// Creates missing collections and mends wrong ones, if all that have our names are Recruiter's. Returns whether all are listed as such.
+///
+/// # Errors
+/// [`StoreError::Foreign`], before anything is written.
+pub(crate) async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel>) -> Result<bool, StoreError> {
+    let found = examine(store).await?;
+    let mut is_noted = found.iter().all(|found| found.is_listed);
+    let has_messages = features_in_use(store).await?.contains(&Feature::Messages);
+    let is_at_once = |kind: Kind| !matches!(kind, Kind::Events | Kind::Later) && (kind != Kind::Messages || has_messages);
+    let at_once = COLLECTIONS.iter().filter(|(_, kind)| is_at_once(*kind)).map(|(name, _)| (*name).to_owned());
+    // Channels of other workers, which may have become ordinary collections.
+    let others = found.iter().filter(|found| found.kind == Kind::Hints).map(|found| found.name.clone());
+    let mut wanted: Vec<String> = at_once.chain(channel.map(Channel::collection)).chain(others).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    for name in wanted {
+        match ensure_one(store, &found, version, &name).await {
+            Err(error @ StoreError::Foreign { .. }) if name == MESSAGES => {
+                // A process that does not start would run no job at all.
+                tracing::error!(error = chain(&error), "a validator is missing, because it would refuse documents of an application");
+            }
+            is_new => is_noted &= !is_new?,
+        }
+    }
+    Ok(is_noted)
+}
+
+/// The same for one collection, from those that were found. Returns whether it is a new one.
+pub(crate) async fn ensure_one(store: &Store, found: &[Found], version: i32, name: &str) -> Result<bool, StoreError> {
+    let Some(kind) = Kind::of(name) else { return Ok(false) };
+    match found.iter().find(|found| found.name == name) {
+        None => create(store, name, kind).await.map(|()| true),
+        Some(found) if kind.is_met_by(found) => Ok(false),
+        Some(found) if kind == Kind::Hints => replace(store, found).await.map(|()| true),
+        // Collections of a newer release are left unchanged.
+        Some(_) if version > SCHEMA_VERSION => Ok(false),
+        Some(_) => {
+            // An application may have filled it since it was listed. All documents are read, so only by a user who may go on.
+            if kind == Kind::Messages && may_change(store, name).await? {
+                match refuse_foreign_documents(store, name).await {
+                    Err(error) if error.is_too_slow() || matches!(error, StoreError::TimedOut { .. }) => {
+                        let collection = store.named(name);
+                        tracing::warn!(
+                            collection,
+                            error = chain(&error),
+                            "a validator is missing: the documents could not be examined in time"
+                        );
+                        return Ok(false);
+                    }
+                    other => other?,
+                }
+            } else if kind == Kind::Messages {
+                return Ok(false);
+            }
+            change_validator(store, name, kind).await.map(|()| false)
+        }
+    }
+}
+
+/// Creates a collection, unless another process has created it.
+async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
+    make(store, name, kind.options()).await?;
+    if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
+}
+
+async fn make(store: &Store, name: &str, options: Document) -> Result<(), StoreError> {
+    let mut command = doc! { "create": store.named(name) };
+    command.extend(options);
+    match run(store, "create_collection", "", command).await {
+        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => Ok(()),
+        other => other,
+    }
+}
+
+/// Creates the ring of events, with this size in bytes, unless it exists. Replaces an ordinary collection, but not one of an application.
+pub(crate) async fn ensure_events(store: &Store, size: Option<i64>) -> Result<(), StoreError> {
+    let found = examine(store).await?;
+    match found.iter().find(|found| found.kind == Kind::Events) {
+        Some(found) if found.is_capped() => return Ok(()),
+        Some(found) => replace(store, found).await?,
+        None => {
+            make(store, EVENTS, doc! { "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) }).await?;
+            seed(store, EVENTS).await?;
+        }
+    }
+    note(store).await
+}
+
+/// Inserts a first document, because a tailing cursor on an empty collection ends at once.
+async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
+    let filler = doc! { "at": Timestamp { time: 0, increment: 0 }, "kind": "seed" };
+    let command = doc! { "insert": store.named(name), "documents": [filler], "writeConcern": { "w": 1 } };
+    store.write("seed", command).await.map(drop)
+}
+
+/// Replaces an ordinary collection, which an insert into a missing one creates, by a capped one. Uses a rename, which
+/// is atomic: between a drop and a creation the next hint would create the ordinary collection again.
+///
+/// Its documents are examined again: the collection may be ours and have documents of an application.
+async fn replace(store: &Store, found: &Found) -> Result<(), StoreError> {
+    refuse_foreign_documents(store, &found.name).await?;
+    // No other collection has this name.
+    let capped = format!("{}.{}", found.name, ObjectId::new());
+    make(store, &capped, Kind::Hints.options()).await?;
+    let full = |name: &str| format!("{}.{}", store.database.name(), store.named(name));
+    let command = doc! { "renameCollection": full(&capped), "to": full(&found.name), "dropTarget": true };
+    if let Err(error) = run(store, "replace_collection", "admin", command).await {
+        run(store, "replace_collection", "", doc! { "drop": store.named(&capped) }).await?;
+        return Err(error);
+    }
+    tracing::warn!(
+        collection = store.named(&found.name),
+        "replaced an ordinary collection of hints by a capped one, because an ordinary collection cannot be tailed"
+    );
+    seed(store, &found.name).await
+}
+
+async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
+    modify(store, name, kind.options()).await.map(drop)
+}
+
+/// Whether this MongoDB user may change the collection: a change of nothing needs the same right.
+async fn may_change(store: &Store, name: &str) -> Result<bool, StoreError> {
+    modify(store, name, doc! {}).await
+}
+
+async fn modify(store: &Store, name: &str, options: Document) -> Result<bool, StoreError> {
+    let mut command = doc! { "collMod": store.named(name) };
+    command.extend(options);
+    match run(store, "change_validator", "", command).await {
+        Err(error) if error.is_unauthorized() => {
+            tracing::warn!(
+                collection = store.named(name),
+                "the validator belongs to another release, and this MongoDB user may not change it; continuing with it. Give the user a role with the action collMod on this collection, and start any process again"
+            );
+            Ok(false)
+        }
+        other => other.map(|()| true),
+    }
+}

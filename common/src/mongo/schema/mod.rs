@@ -1,0 +1,193 @@
+//! The only list of collections, validators and indexes, named after the operations they serve.
+//!
+//! Checked when a process starts, and when an error reports that something is missing. Correct parts are left
+//! unchanged, others are created again. A collection of an application is refused before anything is written. The role `readWrite` is
+//! enough for this, with one exception: changing an existing validator needs the action `collMod`.
+//!
+//! | file | content |
+//! |---|---|
+//! | `collections` | the collections and their kinds |
+//! | `ownership` | which collections are Recruiter's |
+//! | `validators` | what documents of other programs must look like |
+//! | `indexes` | the indexes, and the features that have their own |
+//! | `make` | makes and replaces indexes |
+
+mod collections;
+mod indexes;
+mod make;
+mod ownership;
+mod validators;
+
+use std::time::{Duration, Instant as Monotonic};
+
+use bson::{Document, RawDocumentBuf, doc};
+use mongodb::error::Error;
+
+pub(crate) use self::indexes::Feature;
+pub use self::indexes::{
+    ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, GATED_JOBS, GRAPH_JOBS, HELD_PERMITS, LINES, SCHEDULE_REVISIONS, UNIQUE, UNIQUE_AFTER,
+    UNIQUE_WHILE_WAITING, WAITING_JOBS,
+};
+pub(crate) use self::{
+    collections::ensure_events,
+    indexes::{any_date, any_gate, never_started},
+    make::{drop_outdated_indexes, learn_stand_ins},
+};
+use self::{
+    collections::{MESSAGES, ensure_collections, ensure_one},
+    make::{ensure_indexes, ensure_these_indexes},
+    ownership::note,
+};
+use super::{Store, call, call_within, channel::Channel, error::StoreError, readable::readable};
+use crate::base::shutdown::pause;
+
+/// Maximum number of running jobs of one resource.
+pub const LARGEST_CAPACITY: u32 = 100_000;
+/// Maximum number of maintenance windows of a group.
+pub const MOST_WINDOWS: usize = 50;
+/// Maximum number of missed runs that [`Missed::All`](crate::schedules::Missed::All) makes up for.
+pub const MOST_MISSED: u16 = 1_000;
+/// The name of the bucket: its collections are `payloads.files` and `payloads.chunks`.
+pub(crate) const BUCKET: &str = "payloads";
+/// A roster document with one of these fields is a worker's.
+pub(crate) const WORKER_FIELDS: [&str; 4] = ["work_on", "lease_ms", "assigned_to", "working_on"];
+/// The names of all collections without a prefix. Of the channels only the first is among them.
+pub fn collection_names() -> impl Iterator<Item = &'static str> {
+    collections::COLLECTIONS.iter().map(|(name, _)| *name)
+}
+
+/// Version of the schema in this file. Every change to the schema increases it.
+const SCHEMA_VERSION: i32 = 18;
+/// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
+/// of 16 MiB.
+pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
+/// Maximum size of the `_id` of an envelope in `messages`, in bytes of `{_id}`. MongoDB puts three copies of it into an event of a change
+/// stream, and refuses an event above 16 MB, which would end the stream; a position contains it, too.
+pub(crate) const LARGEST_KEY: i64 = 4096;
+/// How long a start waits for an index build. With a million waiting jobs a build takes seconds.
+const BUILT_WITHIN: Duration = Duration::from_secs(600);
+
+/// Called at a start: creates missing parts and replaces wrong ones.
+///
+/// # Errors
+/// When MongoDB refuses or cannot be reached.
+pub(crate) async fn ensure(store: &Store) -> Result<(), StoreError> {
+    let found = version(store).await?;
+    if found > SCHEMA_VERSION {
+        tracing::warn!(found, known = SCHEMA_VERSION, "the database was set up by a newer release; leaving its schema as it is");
+    }
+    let is_noted = ensure_collections(store, found, None).await?;
+    let began = Monotonic::now();
+    loop {
+        match ensure_indexes(store, found).await {
+            Err(StoreError::TimedOut { .. }) if began.elapsed() < BUILT_WITHIN => {
+                tracing::info!("an index is being built; waiting for it");
+            }
+            other => break other?,
+        }
+    }
+    // This write also proves that the user may write.
+    let metadata = store.metadata.clone();
+    call("ensure_schema", async move {
+        metadata.update_one(doc! { "_id": "schema" }, doc! { "$max": { "version": SCHEMA_VERSION } }).upsert(true).await
+    })
+    .await?;
+    if is_noted { Ok(()) } else { note(store).await }
+}
+
+/// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
+/// channel, and replaces wrong ones.
+pub(crate) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
+    let found = version(store).await?;
+    let is_noted = ensure_collections(store, found, channel).await?;
+    ensure_indexes(store, found).await?;
+    if is_noted { Ok(()) } else { note(store).await }
+}
+
+/// Creates the collection of a channel if it is missing.
+pub(crate) async fn ensure_channel(store: &Store, channel: Channel) -> Result<(), StoreError> {
+    let is_noted = ensure_collections(store, version(store).await?, Some(channel)).await?;
+    if is_noted { Ok(()) } else { note(store).await }
+}
+
+/// Whether the database has at least one of the collections for jobs and workers. Needs the role `read`.
+///
+/// # Errors
+/// [`StoreError::Foreign`] if a collection of an application has one of our names.
+pub(crate) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
+    let found = ownership::examine(store).await?;
+    Ok(found.iter().any(|found| ["scheduled", "archived", "roster"].contains(&found.name.as_str())))
+}
+
+/// Whether the schema was made in this database.
+///
+/// # Errors
+/// [`StoreError::Foreign`] if a collection of an application has one of our names.
+pub(crate) async fn is_made(store: &Store) -> Result<bool, StoreError> {
+    if version(store).await? == 0 {
+        return Ok(false);
+    }
+    let known = match ownership::examine(store).await {
+        Ok(_) => make::learn_stand_ins(store).await,
+        Err(error) => Err(error),
+    };
+    match known {
+        // A user that may only insert. Its processes have examined the collections.
+        Err(error) if error.is_unauthorized() => Ok(true),
+        other => other.map(|()| true),
+    }
+}
+
+/// The version of the database's schema; 0 without a schema.
+pub(crate) async fn version(store: &Store) -> Result<i32, StoreError> {
+    let metadata = store.metadata.clone_with_type::<RawDocumentBuf>();
+    let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
+    Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))
+}
+
+/// The features that were used in this database.
+pub(crate) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, StoreError> {
+    let metadata = store.metadata.clone_with_type::<RawDocumentBuf>();
+    let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?;
+    let found = found.map(|found| readable(&found)).unwrap_or_default();
+    Ok(Feature::ALL.into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
+}
+
+/// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
+pub(crate) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    let (found, version) = (ownership::examine(store).await?, version(store).await?);
+    if feature == Feature::Messages {
+        ensure_one(store, &found, version, MESSAGES).await?;
+    }
+    ensure_these_indexes(store, version, &[feature]).await?;
+    note_in_use(store, feature).await?;
+    note(store).await
+}
+
+async fn note_in_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
+    let (metadata, noted) = (store.metadata.clone(), doc! { "$set": { feature.field(): true } });
+    call("note_in_use", async move { metadata.update_one(doc! { "_id": "features" }, noted).upsert(true).await }).await.map(drop)
+}
+
+/// Maximum number of attempts of a read, and the pause between two of them.
+const READS: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// A read of a collection that another process may be replacing at this moment: it is repeated if MongoDB ends it for that reason.
+async fn repeated_call<T: Send + 'static, R: Future<Output = Result<T, Error>> + Send + 'static>(
+    operation: &'static str,
+    limit: Duration,
+    once: impl Fn() -> R,
+) -> Result<T, StoreError> {
+    for _ in 1..READS.0 {
+        match call_within(limit, operation, once()).await {
+            Err(error) if error.is_cursor_lost() => pause(READS.1).await,
+            other => return other,
+        }
+    }
+    call_within(limit, operation, once()).await
+}
+
+async fn run(store: &Store, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
+    let database = if on == "admin" { store.client.database(on) } else { store.database.clone() };
+    call(operation, async move { database.run_command(command).await }).await.map(drop)
+}

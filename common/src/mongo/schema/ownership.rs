@@ -1,0 +1,303 @@
+//! Whose collections they are. A collection of an application that has one of our names is refused before anything is written.
+//!
+//! The document `collections` in `metadata` has the UUIDs of the collections that are Recruiter's. A collection with another UUID (an earlier
+//! release made it, it was restored, or somebody has dropped it and made another one) is examined: it is Recruiter's if it has a validator of
+//! this release, or if its documents look like those of Recruiter: all of them, or at least one in a collection that the first insert makes or
+//! that has a validator of another release. An empty one is Recruiter's as well, unless the schema is not made yet and Recruiter would have
+//! made it with options.
+
+use std::time::Duration;
+
+use bson::{Bson, Document, RawDocumentBuf, doc};
+use mongodb::{Collection, options::ReadConcern};
+
+use super::{BUILT_WITHIN, WORKER_FIELDS, collections::Kind, repeated_call, version};
+use crate::mongo::{
+    CALL_LIMIT, Store, call,
+    error::StoreError,
+    readable::{Readable as _, readable},
+};
+
+/// The document in `metadata` with the UUIDs of our collections.
+const LISTED: &str = "collections";
+
+/// How long a document of Recruiter is searched for among those of an application.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
+
+/// A collection of the database that has one of our names.
+pub(crate) struct Found {
+    /// Without the prefix of the store.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) options: Document,
+    uuid: Bson,
+    /// Whether it is a view or a collection of time series.
+    is_special: bool,
+    pub(crate) is_listed: bool,
+}
+
+impl Found {
+    fn new(mut listed: Document, prefix: &str) -> Option<Self> {
+        let name = listed.get_str("name").ok()?.strip_prefix(prefix)?.to_owned();
+        let kind = Kind::of(&name)?;
+        let uuid = listed.get_document_mut("info").ok().and_then(|info| info.remove("uuid")).unwrap_or_default();
+        Some(Self {
+            name,
+            kind,
+            options: listed.get_document("options").cloned().unwrap_or_default(),
+            uuid,
+            is_special: listed.get_str("type").is_ok_and(|kind| kind != "collection"),
+            is_listed: false,
+        })
+    }
+
+    pub(crate) fn validator(&self) -> Option<&Document> {
+        self.options.get_document("validator").ok()
+    }
+
+    pub(crate) fn is_capped(&self) -> bool {
+        self.options.get_bool("capped").unwrap_or(false)
+    }
+}
+
+/// The collections that have our names.
+///
+/// # Errors
+/// [`StoreError::Foreign`] names all that are not Recruiter's. Nothing is written.
+pub(crate) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
+    let (database, metadata) = (store.database.clone(), store.metadata.clone_with_type::<RawDocumentBuf>());
+    let listed = repeated_call("collections", CALL_LIMIT, || {
+        let database = database.clone();
+        async move { database.run_cursor_command(doc! { "listCollections": 1 }).await?.readable().await }
+    })
+    .await?;
+    let mut found: Vec<Found> = listed.into_iter().filter_map(|listed| Found::new(listed, &store.prefix)).collect();
+    let known = call("collections", async move { metadata.find_one(doc! { "_id": LISTED }).await }).await?;
+    let known = known.map(|known| readable(&known)).unwrap_or_default();
+    let is_new = version(store).await? == 0;
+    // Whose it is can be seen from the others.
+    found.sort_by_key(|found| found.name == "metadata");
+    let (mut has_our_jobs, mut foreign) = (false, Vec::new());
+    for found in &mut found {
+        found.is_listed = found.uuid != Bson::Null && uuid_in(&known, &found.name) == Some(&found.uuid);
+        // The documents of an earlier release in `metadata` are not known.
+        let is_ours =
+            found.is_listed || (found.name == "metadata" && has_our_jobs && !found.is_special) || is_ours(store, found, is_new).await?;
+        has_our_jobs |= is_ours && found.kind == Kind::Jobs && found.validator().is_some();
+        if !is_ours {
+            foreign.push(format!("`{}{}`", store.prefix, found.name));
+        }
+    }
+    foreign.sort_unstable();
+    if foreign.is_empty() { Ok(found) } else { Err(StoreError::Foreign { collection: foreign.join(", ") }) }
+}
+
+/// Lists the collections that have our names as Recruiter's, after an examination.
+pub(crate) async fn note(store: &Store) -> Result<(), StoreError> {
+    let mut uuids = Document::new();
+    for found in examine(store).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
+        // An application may have made one that Recruiter does not use yet, but not with a validator of ours.
+        let is_certain = !matches!(found.kind, Kind::Later | Kind::Messages) || has_our_validator(&found);
+        if is_certain || !is_empty(store, &found.name).await? {
+            uuids.insert(found.name, found.uuid);
+        }
+    }
+    if uuids.is_empty() {
+        return Ok(());
+    }
+    let metadata = store.metadata.clone();
+    call("ensure_schema", async move { metadata.update_one(doc! { "_id": LISTED }, doc! { "$set": uuids }).upsert(true).await })
+        .await
+        .map(drop)
+}
+
+/// The UUID of a collection. The names of the bucket's collections have a point.
+fn uuid_in<'a>(known: &'a Document, name: &str) -> Option<&'a Bson> {
+    match name.split_once('.') {
+        Some((bucket, name)) => known.get_document(bucket).ok()?.get(name),
+        None => known.get(name),
+    }
+}
+
+async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, StoreError> {
+    let may_be_capped = matches!(found.kind, Kind::Hints | Kind::Events);
+    if found.is_special || (found.is_capped() && !may_be_capped) {
+        return Ok(false);
+    }
+    let has_no_validator = found.validator().is_none_or(Document::is_empty);
+    // That of `messages` says little.
+    if has_our_validator(found) && found.kind != Kind::Messages {
+        return Ok(true);
+    }
+    let is_empty = is_empty(store, &found.name).await?;
+    if has_our_validator(found) || (!has_no_validator && has_similar_validator(found)) {
+        return Ok(is_empty || has_ours(store, &found.name).await?);
+    }
+    if is_empty {
+        // `create` makes a collection and its options at once, so one without them is not being made by another process.
+        let is_plain = found.kind == Kind::Plain || found.is_capped();
+        return Ok(has_no_validator && (is_plain || !is_new));
+    }
+    if first_foreign(store, &found.name).await?.is_none() {
+        return Ok(true);
+    }
+    // It is not listed before the first use of it has ended, and may have got a damaged document by hand. Nothing writes into a collection of
+    // an application. Any bucket has chunks like these; its files tell.
+    let is_later = matches!(found.kind, Kind::Later | Kind::Messages) && found.name != "payloads.files";
+    Ok(is_later && has_no_validator && has_ours(store, &found.name).await?)
+}
+
+fn has_our_validator(found: &Found) -> bool {
+    found.kind.validator().is_some_and(|ours| found.validator() == Some(&ours))
+}
+
+/// Whether the collection has the validator of this release, or one like it: the fields of one of them are among those of the other. The two
+/// fields of `messages` may be those of any application.
+fn has_similar_validator(found: &Found) -> bool {
+    if found.kind == Kind::Messages {
+        return false;
+    }
+    let (Some(ours), Some(theirs)) = (found.kind.validator(), found.validator()) else { return false };
+    let (ours, theirs) = (fields(&ours), fields(theirs));
+    theirs.len() > 1 && (theirs.iter().all(|field| ours.contains(field)) || ours.iter().all(|field| theirs.contains(field)))
+}
+
+/// The fields that a validator describes.
+fn fields(validator: &Document) -> Vec<&str> {
+    let alternatives = validator.get_array("$or").into_iter().flatten().filter_map(Bson::as_document);
+    let described = alternatives.chain([validator]).find(|part| part.contains_key("$jsonSchema"));
+    let properties = described.and_then(|part| part.get_document("$jsonSchema").ok()?.get_document("properties").ok());
+    properties.map(|properties| properties.keys().map(String::as_str).collect()).unwrap_or_default()
+}
+
+/// Whether documents of an application are in the collection, whatever is listed.
+///
+/// # Errors
+/// [`StoreError::Foreign`] if there are.
+pub(crate) async fn refuse_foreign_documents(store: &Store, name: &str) -> Result<(), StoreError> {
+    match first_foreign(store, name).await? {
+        Some(_) => Err(StoreError::Foreign { collection: format!("`{}{name}`", store.prefix) }),
+        None => Ok(()),
+    }
+}
+
+/// A document that does not look like one of Recruiter. A large collection is read for as long as that takes.
+async fn first_foreign(store: &Store, name: &str) -> Result<Option<RawDocumentBuf>, StoreError> {
+    let (collection, foreign) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), foreign(name));
+    first(collection, foreign, BUILT_WITHIN).await
+}
+
+/// Whether at least one document looks like one of Recruiter. Among very many, none that is found soon counts as none.
+async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
+    let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
+    match first(collection, ours, FOUND_WITHIN).await {
+        Err(error) if error.is_too_slow() => Ok(false),
+        other => Ok(other?.is_some()),
+    }
+}
+
+async fn is_empty(store: &Store, name: &str) -> Result<bool, StoreError> {
+    let collection = store.collection(name).clone_with_type::<RawDocumentBuf>();
+    Ok(first(collection, doc! {}, CALL_LIMIT).await?.is_none())
+}
+
+/// One of the documents that match, of a collection that another process may be replacing.
+async fn first(collection: Collection<RawDocumentBuf>, filter: Document, within: Duration) -> Result<Option<RawDocumentBuf>, StoreError> {
+    repeated_call("foreign_documents", within.max(CALL_LIMIT), || {
+        let (collection, filter) = (collection.clone(), filter.clone());
+        async move {
+            let found = collection.find_one(filter).projection(doc! { "_id": 1 }).read_concern(ReadConcern::local());
+            found.max_time(within).await
+        }
+    })
+    .await
+}
+
+/// The filter of the documents of Recruiter.
+fn ours(name: &str) -> Document {
+    doc! { "$nor": [foreign(name)] }
+}
+
+/// The filter of the documents of an application.
+fn foreign(name: &str) -> Document {
+    let of_type = |of: &str| doc! { "$type": of };
+    // Fields of which a document of ours has no other ones.
+    let only = |fields: &[&str]| {
+        let names = doc! { "$map": { "input": { "$objectToArray": "$$ROOT" }, "in": "$$this.k" } };
+        doc! { "$expr": { "$setIsSubset": [names, fields] } }
+    };
+    let ours = match name {
+        // With the index of the archive few documents are read.
+        "archived" => {
+            return doc! {
+                "last_execution.ended_at": { "$not": { "$gte": bson::DateTime::MIN } },
+                "workable": { "$exists": false },
+            };
+        }
+        "scheduled" => doc! { "workable": { "$exists": true } },
+        "roster" => doc! {
+            "_id": of_type("objectId"),
+            "$or": WORKER_FIELDS.map(|field| doc! { field: { "$exists": true } }).to_vec(),
+        },
+        "metadata" => doc! { "$or": [
+            { "_id": { "$in": ["schema", "features", LISTED, "channels", "cleaners", "relay", "recruiter", "rates", "subscribers"] } },
+            { "_id": { "$regex": "^(rate|class):" } },
+            { "_id.not_kept_since": of_type("date") },
+        ] },
+        "limits" => doc! { "_id": of_type("string"), "$and": [only(&["_id", "capacity", "rate", "changed_at", "most_waiting"])] },
+        "groups" => doc! {
+            "_id": of_type("string"),
+            "$and": [only(&["_id", "weight", "ageing_ms", "maintenance", "most_waiting", "capacity", "rate", "changed_at"])],
+        },
+        "pauses" => doc! {
+            "_id": { "$regex": "^(everything$|group:|class:|line:)" },
+            "$and": [only(&["_id", "by", "reason", "at", "job"])],
+        },
+        "schedulers" => doc! { "_id": of_type("string"), "job.class": { "$exists": true } },
+        "unique_periods" => {
+            doc! { "job": of_type("objectId"), "expires_at": of_type("date"), "$and": [only(&["_id", "job", "expires_at"])] }
+        }
+        "events" => doc! { "$or": [{ "kind": "seed" }, { "at": of_type("timestamp"), "by": of_type("objectId") }] },
+        "messages" => doc! { "$or": [
+            { "at": of_type("date"), "expires_at": of_type("date"), "messages": of_type("array") },
+            { "messages.topic": of_type("string"), "messages.body": { "$exists": true } },
+        ] },
+        "consumers" => doc! { "_id": of_type("string"), "position": of_type("string"), "created_at": of_type("date") },
+        "payloads.files" => doc! { "filename": { "$regex": "^[0-9a-f]{24}/" } },
+        "payloads.chunks" => doc! { "files_id": of_type("objectId"), "n": of_type("number"), "data": of_type("binData") },
+        // Hints. A program of another language may insert one without a time.
+        _ => doc! { "kind": of_type("string"), "$or": [{ "at": of_type("timestamp") }, only(&["_id", "kind", "groups", "due", "jobs"])] },
+    };
+    doc! { "$nor": [ours] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mongo::schema::collections::COLLECTIONS;
+
+    #[test]
+    fn every_collection_says_what_its_documents_look_like() {
+        for (name, kind) in COLLECTIONS {
+            assert_eq!(Kind::of(name), Some(kind), "{name}");
+            assert!(foreign(name) != foreign("signals") || kind == Kind::Hints, "{name} has a shape of its own");
+        }
+        assert_eq!([Kind::of("signals_17"), Kind::of("signals_x"), Kind::of("orders")], [Some(Kind::Hints), None, None]);
+    }
+
+    #[test]
+    fn a_validator_of_another_release_is_ours() {
+        let check = |kind: Kind, validator: Document| {
+            let listed = doc! { "name": "x_limits", "type": "collection", "options": { "validator": validator } };
+            has_similar_validator(&Found { kind, ..Found::new(listed, "x_").expect("a name of ours") })
+        };
+        let schema = |properties: Document| doc! { "$jsonSchema": { "properties": properties } };
+        assert!(check(Kind::Jobs, Kind::Jobs.validator().expect("one")));
+        assert!(check(Kind::Limits, schema(doc! { "_id": {}, "capacity": {} })), "older");
+        assert!(check(Kind::Limits, schema(doc! { "_id": {}, "capacity": {}, "rate": {}, "most_waiting": {}, "more": {} })), "newer");
+        assert!(!check(Kind::Limits, schema(doc! { "_id": {}, "capacity": {}, "room": {} })));
+        assert!(!check(Kind::Limits, schema(doc! { "_id": {} })) && !check(Kind::Limits, doc! { "capacity": 5 }));
+        assert!(!check(Kind::Messages, schema(doc! { "_id": {}, "messages": {} })), "an application may have these fields");
+        assert!(!check(Kind::Plain, schema(doc! { "_id": {}, "capacity": {} })));
+    }
+}

@@ -1,0 +1,149 @@
+//! Transactions: their sessions, and the only code that repeats a transaction.
+
+use std::sync::Arc;
+
+use bson::Document;
+use futures_util::future::BoxFuture;
+use mongodb::{
+    ClientSession,
+    error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+};
+
+use super::{
+    Store, call,
+    error::{StoreError, is_transaction_open},
+};
+
+/// Maximum number of immediate repetitions of a transaction after a transient error, and of its commit.
+const TRIES: u32 = 5;
+
+/// A session for transactions that move jobs. A worker writes its id into the roster before it uses the session, so that a cleaner can end
+/// the transaction of a killed worker. After a call without a reply the next transaction uses another session.
+#[derive(Debug, Default)]
+pub struct CommitSession {
+    session: Session,
+    /// Whether the last transaction failed. It may be open in MongoDB until the next one begins, and keep its jobs locked until then.
+    may_hold_jobs: bool,
+}
+
+#[derive(Debug, Default)]
+enum Session {
+    #[default]
+    Closed,
+    Open(Box<ClientSession>),
+    /// A call got no reply: the transaction may keep its jobs locked until MongoDB ends it, a minute later.
+    GivenUp(Document),
+}
+
+impl CommitSession {
+    /// Whether the next transaction needs another session, which must first be opened and written into the roster.
+    pub fn is_closed(&self) -> bool {
+        !matches!(self.session, Session::Open(_))
+    }
+
+    /// Whether a write outside of a transaction may have to wait for the last transaction of this session.
+    pub(crate) fn may_hold_jobs(&self) -> bool {
+        self.may_hold_jobs
+    }
+}
+
+impl Store {
+    /// Opens a session for [`Store::finish`], unless one is open. Returns its id, which the caller must write into the roster.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be reached.
+    pub async fn open_session(&self, session: &mut CommitSession) -> Result<Document, StoreError> {
+        let open = self.take_session(session).await?;
+        let id = open.id().clone();
+        session.session = Session::Open(open);
+        Ok(id)
+    }
+
+    /// The open session, or a new one. A session that was given up is ended first, so that its transaction keeps no job locked.
+    async fn take_session(&self, session: &mut CommitSession) -> Result<Box<ClientSession>, StoreError> {
+        if let Session::GivenUp(id) = &session.session {
+            self.kill_sessions(std::slice::from_ref(id)).await?;
+            session.may_hold_jobs = false;
+        }
+        match std::mem::take(&mut session.session) {
+            Session::Open(open) => Ok(open),
+            Session::Closed | Session::GivenUp(_) => {
+                let store = self.clone();
+                call("open_session", async move { store.start_session().await.map(Box::new) }).await
+            }
+        }
+    }
+
+    /// Runs one transaction. `body` makes its writes and ends it, by [`commit`] or by an abort. After an abort it may continue to read
+    /// in the same session, causally consistent.
+    ///
+    /// The transaction is repeated a few times while MongoDB labels its error as transient. Therefore `body` must be harmless to repeat.
+    /// When a call gets no reply, the session is not used again.
+    pub(crate) async fn transaction<T, F>(&self, operation: &'static str, session: &mut CommitSession, body: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'s> Fn(&'s mut ClientSession) -> BoxFuture<'s, Result<T, Error>> + Send + Sync + 'static,
+    {
+        let body = Arc::new(body);
+        let mut tries = 0;
+        loop {
+            let mut open = self.take_session(session).await?;
+            *session = CommitSession { session: Session::GivenUp(open.id().clone()), may_hold_jobs: true };
+            let body = Arc::clone(&body);
+            let (open, outcome) = call(operation, async move {
+                let outcome = match open.start_transaction().await {
+                    Ok(()) => body(&mut open).await,
+                    Err(error) => Err(error),
+                };
+                if outcome.is_err() {
+                    // The server may have aborted it already.
+                    let _ = open.abort_transaction().await;
+                }
+                Ok((open, outcome))
+            })
+            .await?;
+            *session = CommitSession { session: Session::Open(open), may_hold_jobs: outcome.is_err() };
+            match outcome {
+                Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => tries += 1,
+                outcome => return outcome.map_err(|source| StoreError::Mongo { operation, source: source.into() }),
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Whether MongoDB has aborted the transaction that is open in this session, for example after a write conflict. An error that says so may
+    /// be hidden in an error of the application.
+    ///
+    /// Index: `_id`. Invariant: none, it reads one document in the transaction.
+    pub async fn is_transaction_aborted(&self, session: &mut ClientSession) -> bool {
+        let asked = self.metadata.find_one(bson::doc! { "_id": "schema" }).session(session).await;
+        asked.is_err_and(|error| error.contains_label(TRANSIENT_TRANSACTION_ERROR))
+    }
+}
+
+/// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.
+pub(crate) async fn commit(session: &mut ClientSession) -> Result<(), Error> {
+    let mut tries = 0;
+    loop {
+        match session.commit_transaction().await {
+            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) && tries < TRIES => tries += 1,
+            other => return other,
+        }
+    }
+}
+
+/// Checks that the caller has started a transaction: without one, writes that belong together could be made in part.
+///
+/// Index: none. Invariant: none, it sends nothing.
+pub(crate) async fn require_transaction(session: &mut ClientSession, operation: &'static str) -> Result<(), StoreError> {
+    match session.start_transaction().await {
+        Err(error) if is_transaction_open(&error) => Ok(()),
+        Err(source) => Err(StoreError::Mongo { operation, source: source.into() }),
+        Ok(()) => {
+            // The driver has not sent anything yet.
+            let _ = session.abort_transaction().await;
+            Err(StoreError::NoTransaction { operation })
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The connection string, before the driver reads it: blanks, and options that only other drivers know.
+//!
+//! The driver refuses a whole connection string because of one such option. The options here change only speed or the types of a client,
+//! or Recruiter sets them itself, so they are left out with a warning. What concerns the security of the connection is never left out.
+
+use super::connect_error::{ConnectError, invalid};
+
+/// An option that was left out.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ignored {
+    pub(crate) option: String,
+    pub(crate) why: &'static str,
+}
+
+/// The options that the driver knows, except those of [`IGNORED`].
+const KNOWN: [&str; 34] = [
+    "appname",
+    "authmechanism",
+    "authmechanismproperties",
+    "authsource",
+    "connecttimeoutms",
+    "directconnection",
+    "heartbeatfrequencyms",
+    "loadbalanced",
+    "localthresholdms",
+    "maxconnecting",
+    "maxidletimems",
+    "maxpoolsize",
+    "maxstalenessseconds",
+    "minpoolsize",
+    "readconcernlevel",
+    "readpreference",
+    "readpreferencetags",
+    "replicaset",
+    "retryreads",
+    "retrywrites",
+    "servermonitoringmode",
+    "serverselectiontimeoutms",
+    "srvmaxhosts",
+    "srvservicename",
+    "ssl",
+    "tls",
+    "tlsallowinvalidcertificates",
+    "tlscafile",
+    "tlscertificatekeyfile",
+    "tlscertificatekeyfilepassword",
+    "tlsinsecure",
+    "w",
+    "waitqueuetimeoutms",
+    "wtimeoutms",
+];
+
+const COMPRESSION: &str = "Recruiter does not compress what it sends to MongoDB";
+const LIMITS: &str = "Recruiter sets the time limit of each operation itself";
+const CONCERN: &str = "Recruiter sets the write concern of each operation itself (majority, journaled)";
+const IGNORED: [(&str, &str); 10] = [
+    ("compressors", COMPRESSION),
+    ("zlibcompressionlevel", COMPRESSION),
+    ("uuidrepresentation", "Recruiter stores no UUIDs"),
+    ("timeoutms", LIMITS),
+    ("sockettimeoutms", LIMITS),
+    ("wtimeout", LIMITS),
+    ("j", CONCERN),
+    ("journal", CONCERN),
+    ("safe", CONCERN),
+    ("tlsdisableocspendpointcheck", "Recruiter asks no OCSP server"),
+];
+
+/// Options that cannot be ignored, and what to do instead.
+const REFUSED: [(&str, &str); 8] = [
+    (
+        "tlsallowinvalidhostnames",
+        "give the server a certificate with the name of the host; in a test, write tlsAllowInvalidCertificates=true",
+    ),
+    (
+        "tlscrlfile",
+        "Recruiter cannot read lists of revoked certificates; remove the option, and let certificates be valid for a short time",
+    ),
+    ("proxyhost", "Recruiter cannot connect through a SOCKS5 proxy; connect through a tunnel, and write its address"),
+    ("sslcertificateauthorityfile", "write tlsCAFile in its place"),
+    ("ssl_ca_certs", "write tlsCAFile in its place"),
+    ("sslca", "write tlsCAFile in its place"),
+    ("ssl_certfile", "write tlsCertificateKeyFile in its place, a file with the certificate and its key"),
+    ("sslclientcertificatekeyfile", "write tlsCertificateKeyFile in its place, a file with the certificate and its key"),
+];
+
+/// The connection string without the blanks around it and without the options that this driver does not know, and these options.
+///
+/// # Errors
+/// [`ConnectError::InvalidUri`] for a blank or a control character within it, [`ConnectError::UriOption`] for an option that cannot be ignored.
+pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored>), ConnectError> {
+    let text = text.trim();
+    let (address, options) = text.split_once('?').unwrap_or((text, ""));
+    // Of the address only, because a blank in a value is the driver's to judge. `%0A` and the like are decoded later.
+    let encoded = address.rsplit_once(['/', '@']).map_or("", |(_, database)| database);
+    let has_encoded = encoded.split('%').skip(1).any(|code| matches!(code.get(..2), Some("09" | "0a" | "0A" | "0d" | "0D" | "20")));
+    if has_encoded || text.contains(|character: char| character.is_control() || character.is_whitespace()) {
+        let message = "it contains a blank, a line break or a control character (in a password, write a blank as %20)";
+        return Err(invalid(std::io::Error::other(message).into()));
+    }
+    let (mut kept, mut ignored) = (Vec::new(), Vec::new());
+    for option in options.split('&').filter(|option| !option.is_empty()) {
+        let name = option.split_once('=').map_or(option, |(name, _)| name);
+        let key = name.to_lowercase();
+        let is_this = |entry: &&(&str, &'static str)| entry.0 == key;
+        if let Some((_, remedy)) = REFUSED.iter().find(is_this) {
+            return Err(ConnectError::UriOption { option: name.into(), remedy: (*remedy).into() });
+        }
+        if KNOWN.contains(&key.as_str()) {
+            kept.push(option);
+        } else if let Some((_, why)) = IGNORED.iter().find(is_this) {
+            ignored.push(Ignored { option: name.into(), why });
+        } else if ["tls", "ssl", "auth", "proxy", "gssapi", "autoencrypt"].iter().any(|secure| key.starts_with(secure)) {
+            let remedy = "Recruiter does not know it, and does not ignore what concerns encryption or authentication; correct or remove it";
+            return Err(ConnectError::UriOption { option: name.into(), remedy: remedy.into() });
+        } else {
+            ignored.push(Ignored { option: name.into(), why: "Recruiter does not know it; check its spelling, or remove it" });
+        }
+    }
+    let options = if kept.is_empty() { String::new() } else { format!("?{}", kept.join("&")) };
+    // The driver wants a `/` before the options, and other drivers do not.
+    let has_path =
+        address.split_once("://").is_none_or(|(_, hosts)| hosts.rsplit_once('@').map_or(hosts, |(_, hosts)| hosts).contains('/'));
+    let slash = if options.is_empty() || has_path { "" } else { "/" };
+    Ok((format!("{address}{slash}{options}"), ignored))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_other_drivers_are_left_out_and_the_others_stay() {
+        let check = |options: &str, kept: &str, ignored: &[&str]| {
+            let (uri, left_out) = without_foreign_options(&format!("mongodb://u:p@h:1,i:2/jobs?{options}\r\n")).expect(options);
+            assert_eq!(uri, format!("mongodb://u:p@h:1,i:2/jobs{kept}"));
+            assert_eq!(left_out.iter().map(|ignored| ignored.option.as_str()).collect::<Vec<_>>(), ignored);
+            assert!(mongodb::options::ConnectionString::parse(&uri).is_ok(), "{uri}");
+        };
+        check("replicaSet=rs0&w=majority", "?replicaSet=rs0&w=majority", &[]);
+        check("compressors=snappy,zlib&zlibCompressionLevel=9", "", &["compressors", "zlibCompressionLevel"]);
+        check("uuidRepresentation=standard&replicaSet=rs0&timeoutMS=5000", "?replicaSet=rs0", &["uuidRepresentation", "timeoutMS"]);
+        check("socketTimeoutMS=0&j=true&journal=x&wtimeout=5&tls=true", "?tls=true", &["socketTimeoutMS", "j", "journal", "wtimeout"]);
+        check("tlsDisableOCSPEndpointCheck=true&ssl=true&slaveOk=true", "?ssl=true", &["tlsDisableOCSPEndpointCheck", "slaveOk"]);
+        check("a=1&&b", "", &["a", "b"]);
+        assert_eq!(without_foreign_options(" mongodb://h?tls=true\n").expect("a string").0, "mongodb://h/?tls=true");
+    }
+
+    #[test]
+    fn what_concerns_security_is_refused_with_its_remedy() {
+        for (option, remedy) in [
+            ("tlsAllowInvalidHostnames=true", "tlsAllowInvalidCertificates"),
+            ("ssl_ca_certs=/x", "write tlsCAFile"),
+            ("tlsCAFiles=/x", "correct or remove it"),
+            ("authMechanisms=x", "correct or remove it"),
+            ("proxyHost=x", "tunnel"),
+        ] {
+            let problem = without_foreign_options(&format!("mongodb://h/jobs?{option}")).expect_err(option).to_string();
+            assert!(problem.contains(remedy) && !problem.contains("similar"), "{problem}");
+        }
+        for uri in [
+            "mongodb://h/jo bs",
+            "mongodb://h/jobs\n?tls=true",
+            "mongodb://h/jobs%0A?tls=true",
+            "mongodb://h\0/jobs",
+            "mongodb://h/jobs%20",
+        ] {
+            assert!(without_foreign_options(uri).is_err_and(|error| error.to_string().contains("line break")), "{uri}");
+        }
+    }
+}

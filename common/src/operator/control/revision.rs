@@ -1,0 +1,149 @@
+//! New content for finished jobs that are retried: changed parameters, another retry policy, another group or priority.
+
+use bson::{Bson, Document};
+
+use super::alteration::{Alteration, InvalidAlteration};
+use crate::{
+    enqueue::{
+        NewJob,
+        spec::{InvalidSpec, UnknownPolicies, check_policy},
+    },
+    job::{Priority, StoredPolicy},
+};
+
+/// What a retried job has in place of the content of the job that it retries. The default changes nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Revision {
+    parameters: Document,
+    retry_policy: Option<StoredPolicy>,
+    group: Option<String>,
+    priority: Option<Priority>,
+}
+
+/// Why a job cannot be retried with new content.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidRevision {
+    /// The name of the group is not valid.
+    #[error(transparent)]
+    Group(#[from] InvalidAlteration),
+    /// The retry policy is not valid.
+    #[error(transparent)]
+    Policy(#[from] InvalidSpec),
+}
+
+impl Revision {
+    /// Merges these fields into the parameters, as a JSON merge patch (RFC 7396): an object is merged field by field, `null` removes a field,
+    /// and any other value replaces the former one. For a bundle, they are merged into the parameters of each item.
+    #[must_use]
+    pub fn set(mut self, fields: Document) -> Self {
+        self.parameters = fields;
+        self
+    }
+
+    /// Sets another retry policy.
+    ///
+    /// # Errors
+    /// When its parameters are not valid. The caller decides about a policy that this program does not know.
+    pub fn retry_policy(mut self, policy: StoredPolicy, unknown: UnknownPolicies) -> Result<Self, InvalidRevision> {
+        check_policy(&policy, unknown)?;
+        self.retry_policy = Some(policy);
+        Ok(self)
+    }
+
+    /// Sets another group.
+    ///
+    /// # Errors
+    /// When its name is not valid.
+    pub fn group(mut self, group: impl Into<String>) -> Result<Self, InvalidRevision> {
+        let group = group.into();
+        Alteration::new(None, Some(group.clone()), None)?;
+        self.group = Some(group);
+        Ok(self)
+    }
+
+    /// Sets another priority.
+    #[must_use]
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = Some(priority);
+        self
+    }
+
+    /// Whether a retried job has the content of the job that it retries.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The parameters of the new job.
+    pub(crate) fn parameters(&self, former: Document) -> Document {
+        merged(former, &self.parameters)
+    }
+
+    /// The new job with the other new values.
+    pub(crate) fn apply(&self, mut new: NewJob) -> NewJob {
+        if let Some(policy) = &self.retry_policy {
+            new = new.retry_stored(policy.clone());
+        }
+        if let Some(group) = &self.group {
+            new = new.in_group(group);
+        }
+        match self.priority {
+            Some(priority) => new.priority(priority),
+            None => new,
+        }
+    }
+
+    /// The group of the new job.
+    pub(crate) fn group_of(&self, former: &str) -> String {
+        self.group.clone().unwrap_or_else(|| former.to_owned())
+    }
+}
+
+fn merged(mut into: Document, patch: &Document) -> Document {
+    for (key, value) in patch {
+        if let Bson::Document(patch) = value {
+            let former = match into.get_mut(key) {
+                Some(Bson::Document(former)) => std::mem::take(former),
+                _ => Document::new(),
+            };
+            into.insert(key, merged(former, patch));
+        } else if *value == Bson::Null {
+            into.remove(key);
+        } else {
+            into.insert(key, value.clone());
+        }
+    }
+    into
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn fields_are_merged_as_by_a_json_merge_patch() {
+        let check = |former: Document, patch: Document, expected: Document| {
+            assert_eq!(Revision::default().set(patch.clone()).parameters(former.clone()), expected, "{former} {patch}");
+        };
+        let former = || doc! { "to": "a", "mail": { "subject": "s", "lines": [1, 2] } };
+        check(former(), doc! {}, former());
+        check(former(), doc! { "to": "b" }, doc! { "to": "b", "mail": { "subject": "s", "lines": [1, 2] } });
+        check(former(), doc! { "to": null, "absent": null }, doc! { "mail": { "subject": "s", "lines": [1, 2] } });
+        check(former(), doc! { "mail": { "subject": "t", "lines": null } }, doc! { "to": "a", "mail": { "subject": "t" } });
+        check(former(), doc! { "mail": { "lines": [3] } }, doc! { "to": "a", "mail": { "subject": "s", "lines": [3] } });
+        check(doc! { "to": 1 }, doc! { "to": { "a": { "b": null } } }, doc! { "to": { "a": {} } });
+        check(former(), doc! { "mail": 5 }, doc! { "to": "a", "mail": 5 });
+    }
+
+    #[test]
+    fn new_content_is_checked_before_a_job_is_read() {
+        assert!(Revision::default().group("").is_err_and(|problem| problem.to_string() == "the name of the new group is empty"));
+        let policy = |json: &str| crate::enqueue::spec::policy_of_text(json).expect("a policy");
+        let mine = || Revision::default().retry_policy(policy(r#"{"class": "Mine"}"#), UnknownPolicies::Refuse);
+        assert!(mine().is_err_and(|problem| matches!(problem, InvalidRevision::Policy(problem) if problem.is_unknown_policy())));
+        let incomplete = Revision::default().retry_policy(policy(r#"{"class": "RetryForever"}"#), UnknownPolicies::Accept);
+        assert!(incomplete.is_err_and(|problem| problem.to_string().contains("seconds_to_wait_before_retry")));
+        assert!(Revision::default().set(doc! {}).is_empty() && !Revision::default().set(doc! { "a": 1 }).is_empty());
+    }
+}

@@ -1,0 +1,27 @@
+//! What people do with many jobs and workers, and what the cleaner does for them.
+//!
+//! | file | operations |
+//! |---|---|
+//! | `select`, `views` | lists, walks and statistics |
+//! | `why` | why a job does not run |
+//! | `control` | cancel, hasten, change, retry, delete |
+//! | `expiry`, `retention` | jobs that were not started in time; prune by class and outcome |
+//! | `presence` | the leading recruiter and the workers, for display |
+//! | `workers`, `wanted` | quiet, resume and stop workers |
+
+pub mod control;
+pub(crate) mod expiry;
+pub mod presence;
+pub(crate) mod retention;
+pub(crate) mod select;
+pub(crate) mod views;
+pub(crate) mod wanted;
+pub mod why;
+pub mod workers;
+
+pub use self::{
+    control::operations::Retrial,
+    retention::{Covered, OtherClasses, Reasons, RetentionPosition, RetentionStep},
+    select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk},
+    views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting},
+};

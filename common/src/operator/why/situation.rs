@@ -1,0 +1,309 @@
+//! What decides whether due jobs may start, as it was read once.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    time::Duration,
+};
+
+use chrono::TimeDelta;
+
+use super::reason::{Reason, Why};
+use crate::{
+    base::{
+        ids::JobId,
+        instant::Instant,
+        text::{apart, briefly_apart, in_words, moment, printable},
+    },
+    job::{
+        gate::{line_of_gate, resource_and_number, resource_of_group},
+        lane::Lane,
+    },
+    limits::{InUse, Limit, Maintenance, Pause, Rate, RateCell, Refusal, Settings},
+    lines::Head,
+    mongo::{Store, StoreError},
+    operator::presence::{Leader, Worker, Workers},
+    roster::{PermitHolder, free_slots_of},
+};
+
+/// Maximum number of workers that are named.
+const NAMED: usize = 3;
+
+/// What decides whether the due jobs of some lanes may start: the leader, the workers, and the settings with what is in use of them.
+#[derive(Clone, Debug)]
+pub struct Situation {
+    leader: Leader,
+    workers: Workers,
+    settings: Settings,
+    holders: Vec<PermitHolder>,
+    /// Number of jobs that use each resource.
+    used: HashMap<String, usize>,
+    heads: HashMap<String, Head>,
+    /// When slow rates allow the next start, as the leader has kept it.
+    cells: HashMap<String, RateCell>,
+    now: Instant,
+}
+
+impl Situation {
+    /// Reads what decides about these lanes.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used.
+    pub async fn read(store: &Store, lanes: &[Lane]) -> Result<Self, StoreError> {
+        let now = store.now();
+        let (leader, workers) = (Leader::find(store).await?, Workers::find(store).await?);
+        let (settings, holders) = (store.settings().await?, store.permit_holders().await?);
+        let held: HashSet<&str> = holders.iter().flat_map(|holder| &holder.permits).map(String::as_str).collect();
+        let mut used: HashMap<String, usize> = HashMap::new();
+        for (resource, _) in held.into_iter().filter_map(resource_and_number) {
+            *used.entry(resource.to_owned()).or_default() += 1;
+        }
+        let has_capacity = |group: &&str| settings.groups.get(*group).is_some_and(|group| group.limit.capacity.is_some());
+        let limited: BTreeSet<&str> = lanes.iter().map(|lane| lane.group.as_str()).filter(has_capacity).collect();
+        let limited: Vec<String> = limited.into_iter().map(str::to_owned).collect();
+        for (group, without) in store.running_without_permit(&limited).await? {
+            *used.entry(resource_of_group(&group)).or_default() += usize::try_from(without).unwrap_or(usize::MAX);
+        }
+        let lines: Vec<&str> = lanes.iter().filter_map(|lane| lane.gate.as_deref()).filter(|gate| line_of_gate(gate).is_some()).collect();
+        let heads = if lines.is_empty() { HashMap::new() } else { store.heads_of_lines(&lines).await? };
+        let has_rate = |limit: &Limit| limit.rate.is_some();
+        let has_rates = settings.limits.values().any(has_rate) || settings.groups.values().any(|group| has_rate(&group.limit));
+        let cells = if has_rates { store.rate_cells().await? } else { HashMap::new() };
+        Ok(Self { leader, workers, settings, holders, used, heads, cells, now })
+    }
+
+    /// The leader.
+    pub fn leader(&self) -> &Leader {
+        &self.leader
+    }
+
+    /// The workers.
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// The first unfinished job of the lane's line, if the lane is a line.
+    pub(crate) fn head_of(&self, lane: &Lane) -> Option<&Head> {
+        self.heads.get(lane.gate.as_ref()?)
+    }
+
+    /// Why no process assigns or takes jobs of this lane.
+    pub(crate) fn why_nobody(&self, lane: &Lane) -> Option<Why> {
+        self.why_no_leader().or_else(|| self.why_not_taken(lane))
+    }
+
+    /// The reason if no recruiter leads.
+    pub(crate) fn why_no_leader(&self) -> Option<Why> {
+        self.leader.is_missing().then(|| Why::new(Reason::NoRecruiter, format!("{}; start `recruiter run`", self.leader.line())))
+    }
+
+    /// Why no running worker takes jobs of this lane.
+    pub fn why_not_taken(&self, lane: &Lane) -> Option<Why> {
+        let reason = self.workers.why_nobody_takes(&lane.class, &lane.group)?;
+        let silent = |worker: &&Worker| !worker.is_retired && worker.silent_for.is_some() && worker.takes(&lane.class, &lane.group);
+        let silent: Vec<&Worker> = self.workers.0.iter().filter(silent).collect();
+        if silent.is_empty() {
+            return Some(Why::new(Reason::NoWorker, format!("{reason}; start one that does")));
+        }
+        Some(Why::new(Reason::WorkerSilent, format!("{reason}: {}", self.silent(&silent))))
+    }
+
+    /// Workers that do not answer, and what to do.
+    fn silent(&self, workers: &[&Worker]) -> String {
+        let named: Vec<String> = workers.iter().take(NAMED).map(|worker| worker.described(self.now)).collect();
+        let more = if workers.len() > NAMED { format!(" and {} more", workers.len() - NAMED) } else { String::new() };
+        let cleaner =
+            if workers.iter().any(|worker| worker.is_overdue()) { "; no cleaner seems to run either: start recruiter-cleaner" } else { "" };
+        format!("{}{more} does not answer: the process is dead, frozen, or cannot reach MongoDB; restart it{cleaner}", named.join(", "))
+    }
+
+    /// Why the settings refuse the jobs of this lane: pauses, maintenance windows, limits and rates.
+    pub fn why_refused(&self, lane: &Lane) -> Option<Why> {
+        let refusal = self.settings.admit(lane, self).err()?;
+        let why = self.explained(&refusal);
+        let Refusal::Full { resource, .. } = refusal else { return Some(why) };
+        let is_of = |permit: &String| resource_and_number(permit).is_some_and(|(of, _)| of == resource);
+        let holds = |worker: &&Worker| self.holders.iter().any(|one| Some(one.worker) == worker.id() && one.permits.iter().any(is_of));
+        match self.workers.0.iter().find(|worker| worker.is_overdue() && holds(worker)) {
+            None => Some(why),
+            Some(dead) => Some(self.without_cleaner(&format!("{}; a permit is held by", why.text), dead)),
+        }
+    }
+
+    /// The reason if a dead worker has something that no cleaner frees.
+    pub(crate) fn without_cleaner(&self, what: &str, dead: &Worker) -> Why {
+        let text = format!(
+            "{what} {}, which seems to be dead, and no cleaner seems to run: start recruiter-cleaner, which ends its jobs",
+            dead.described(self.now)
+        );
+        Why::new(Reason::NoCleaner, text)
+    }
+
+    /// The resource whose permits are all held, if that is why this lane is refused.
+    pub(crate) fn full(&self, lane: &Lane) -> Option<String> {
+        match self.settings.admit(lane, self).err()? {
+            Refusal::Full { resource, .. } => Some(resource),
+            Refusal::Paused(..) | Refusal::Undefined(_) | Refusal::Invalid(_) | Refusal::Maintenance { .. } | Refusal::Rate { .. } => None,
+        }
+    }
+
+    /// A refusal in words.
+    fn explained(&self, refusal: &Refusal) -> Why {
+        let (quoted, now) = (|name: &str| format!("`{}`", printable(name, 80)), self.now);
+        match refusal {
+            Refusal::Paused(paused, pause) => {
+                let what = printable(&paused.to_string(), 80);
+                Why::new(Reason::Paused, format!("{what} is {}; `recruiter resume {what}` ends the pause", paused_by(pause, now)))
+            }
+            Refusal::Undefined(resource) => Why::new(
+                Reason::LimitUndefined,
+                format!("it needs {}, which has no limit yet; set one with `recruiter limits set`, or cancel the job", quoted(resource)),
+            ),
+            Refusal::Invalid(resource) => Why::new(
+                Reason::LimitInvalid,
+                format!(
+                    "the settings of {} are not valid; correct its document, for example with `recruiter limits set` or `recruiter groups set`",
+                    quoted(resource)
+                ),
+            ),
+            Refusal::Full { resource, capacity } => Why::new(
+                Reason::LimitFull,
+                format!("{} is full: at most {capacity} at a time; it waits for one of these jobs to end", quoted(resource)),
+            ),
+            Refusal::Maintenance { group, until } => Why::new(
+                Reason::Maintenance,
+                format!("the maintenance window of group {} ends in {} ({})", quoted(group), apart(*until, now), moment(*until)),
+            )
+            .until(*until),
+            Refusal::Rate { resource, until } => Why::new(
+                Reason::Rate,
+                format!("the rate of {} allows the next start in {} ({})", quoted(resource), apart(now, *until), moment(*until)),
+            )
+            .until(*until),
+        }
+    }
+
+    /// Why no worker that takes jobs of this lane can run one with these retry policies.
+    pub(crate) fn why_unknown(&self, lane: &Lane, policies: &BTreeSet<String>) -> Option<Why> {
+        let mut takers = self.takers(lane).peekable();
+        takers.peek()?;
+        if takers.any(|worker| worker.knows(policies)) {
+            return None;
+        }
+        let is_known = |policy: &&String| self.takers(lane).any(|worker| worker.knows(&[(*policy).clone()].into()));
+        let named: Vec<String> =
+            policies.iter().filter(|policy| !is_known(policy)).map(|policy| format!("`{}`", printable(policy, 80))).collect();
+        let named = if named.is_empty() { "all of its retry policies".into() } else { format!("the retry policy {}", named.join(", ")) };
+        let text =
+            format!("no running worker that takes it knows {named}; register it in the workers, or retry the job with another policy");
+        Some(Why::new(Reason::UnknownPolicy, text))
+    }
+
+    fn takers(&self, lane: &Lane) -> impl Iterator<Item = &Worker> {
+        self.workers.0.iter().filter(|worker| worker.is_alive() && worker.takes(&lane.class, &lane.group))
+    }
+
+    /// Whether a rate applies to this lane.
+    pub(crate) fn has_rate(&self, lane: &Lane) -> bool {
+        self.settings.limits_of(lane).is_ok_and(|limits| limits.iter().any(|(_, limit)| limit.rate.is_some()))
+    }
+
+    /// Why a due job that nothing refuses has not started. `waiting` says how long it has been due, and `before` how many due jobs come
+    /// first.
+    pub(crate) fn why_not_yet(&self, lane: &Lane, job: Option<JobId>, waiting: &str, before: u64) -> Why {
+        let takers: Vec<&Worker> = self.takers(lane).collect();
+        let has_not_taken = |worker: &&&Worker| worker.is_late() && !worker.untaken().is_empty();
+        let has_it = |worker: &&Worker| job.is_some_and(|job| worker.untaken().contains(&job) || worker.ahead().contains(&job));
+        if let Some(worker) = self.workers.0.iter().find(has_it) {
+            return if worker.is_overdue() {
+                self.without_cleaner(&format!("{waiting}, and was assigned to"), worker)
+            } else if worker.is_late() || !worker.is_alive() {
+                Why::new(Reason::WorkerSilent, format!("{waiting}, and was assigned to a worker: {}", self.silent(&[worker])))
+            } else {
+                let text =
+                    format!("{waiting}, and is assigned to {}, which starts it as soon as it has a free slot", worker.described(self.now));
+                Why::new(Reason::Assigned, text)
+            };
+        }
+        let free: i64 = takers.iter().map(|worker| free_slots_of(&worker.document, &lane.class)).sum();
+        if free == 0 {
+            let late: Vec<&Worker> = takers.iter().filter(has_not_taken).copied().collect();
+            if !late.is_empty() {
+                return Why::new(Reason::WorkerSilent, format!("{waiting}, and {}", self.silent(&late)));
+            }
+            let text = format!(
+                "{waiting}, and all slots of the workers that take it are in use or just being assigned, or all that they have for its class; \
+                 add workers, or raise its priority"
+            );
+            return Why::new(Reason::NoFreeSlot, text);
+        }
+        if let Some(why) = self.why_rate(lane, waiting, before) {
+            return why;
+        }
+        let text = format!(
+            "{waiting}, and nothing keeps it from being assigned; if this lasts for seconds, see the logs of the recruiter and the workers"
+        );
+        Why::new(Reason::Assignable, text)
+    }
+
+    /// The slowest rate of this lane, if it may be why its next job waits. The leader alone knows the next start of a fast rate.
+    fn why_rate(&self, lane: &Lane, waiting: &str, before: u64) -> Option<Why> {
+        let limits = self.settings.limits_of(lane).unwrap_or_default();
+        let may_wait = |(resource, limit): (String, Limit)| {
+            let rate = limit.rate?;
+            // A kept cell says exactly that the next start is allowed.
+            let is_free = before == 0 && self.cells.get(&resource).is_some_and(|cell| cell.rate == Some(rate));
+            (!is_free).then_some((resource, rate))
+        };
+        let (resource, rate) = limits.into_iter().filter_map(may_wait).max_by_key(|(_, rate)| rate.interval())?;
+        let (until, within) = self.after(rate, before);
+        let behind = match before {
+            0 => String::new(),
+            1 => ", and one due job of its kind comes first".into(),
+            more => format!(", and {more} due jobs of its kind come first"),
+        };
+        let text = format!("{waiting}; the rate of `{}` is {rate}{behind}: it may start within about {within}", printable(&resource, 80));
+        let why = Why::new(Reason::Rate, text);
+        Some(until.map_or(why.clone(), |until| why.until(until)))
+    }
+
+    /// When a rate allows one more start after as many as come `before`, and in how long that is.
+    fn after(&self, rate: Rate, before: u64) -> (Option<Instant>, String) {
+        let starts = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
+        let within = rate.interval().saturating_mul(starts);
+        let until = TimeDelta::from_std(within).ok().and_then(|within| self.now.checked_add_signed(within));
+        (until, in_words(within.max(Duration::from_secs(1))))
+    }
+}
+
+impl InUse for Situation {
+    fn halt_of(&self, gate: &str) -> Option<&Pause> {
+        self.heads.get(gate)?.halt.as_ref()
+    }
+
+    fn closed_until(&self, group: &str) -> Option<Instant> {
+        let windows = &self.settings.groups.get(group)?.maintenance;
+        match Maintenance::of(windows, self.now) {
+            Maintenance::Closed(until) if !windows.is_empty() => Some(until),
+            Maintenance::Closed(_) | Maintenance::Open(_) => None,
+        }
+    }
+
+    fn used(&self, resource: &str) -> usize {
+        self.used.get(resource).copied().unwrap_or(0)
+    }
+
+    fn starts(&self, resource: &str, rate: Rate) -> Result<usize, Instant> {
+        // The leader computes a cell of another rate anew.
+        let Some(cell) = self.cells.get(resource).filter(|cell| cell.rate == Some(rate)) else { return Ok(1) };
+        let tolerance = rate.interval().saturating_mul(rate.burst.saturating_sub(1));
+        let opens = TimeDelta::from_std(tolerance).ok().and_then(|tolerance| cell.at.checked_sub_signed(tolerance)).unwrap_or(self.now);
+        if opens > self.now { Err(opens) } else { Ok(1) }
+    }
+}
+
+/// Who has paused, when and why, in words.
+pub fn paused_by(pause: &Pause, now: Instant) -> String {
+    let at = pause.at.map_or_else(String::new, |at| format!(" {} ago ({})", briefly_apart(at, now), moment(at)));
+    let why = pause.reason.as_ref().map_or_else(String::new, |reason| format!(": {}", printable(reason, 200)));
+    format!("paused by {}{at}{why}", printable(&pause.by, 80))
+}

@@ -1,0 +1,9 @@
+//! What the three programs are besides Recruiter: flags, logs, exit codes, the service manager.
+
+#[cfg(feature = "process")]
+pub mod exit;
+#[cfg(feature = "process")]
+pub mod logging;
+#[cfg(feature = "process")]
+pub mod secrets;
+pub mod service;
