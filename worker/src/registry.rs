@@ -158,11 +158,7 @@ pub(crate) fn decode(handler: &Arc<dyn Handler>, parameters: Bson) -> Result<(Ar
     })?
 }
 
-/// The parameters of a job as a value of this class.
-///
-/// # Errors
-/// When they cannot be decoded.
-pub fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
+pub(crate) fn deserialize<W: serde::de::DeserializeOwned>(parameters: Bson) -> Result<W, Failure> {
     // A struct without fields is stored as an empty document. serde reads a unit struct from null, and a tuple struct from an array.
     let others =
         if parameters.as_document().is_some_and(bson::Document::is_empty) { vec![Bson::Null, Bson::Array(Vec::new())] } else { Vec::new() };

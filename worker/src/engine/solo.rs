@@ -25,7 +25,6 @@ use super::{
     startable::Startable,
     verdict::{Verdict, verdict},
 };
-pub use crate::registry::deserialize;
 use crate::{
     Worker,
     cancellation::Cancel,
@@ -53,6 +52,14 @@ pub enum NotAlone {
     /// The job is a bundle.
     #[error("a bundle is executed by a running worker only: execute one job for each item")]
     Bundle,
+}
+
+/// The parameters of a job as a value of this class.
+///
+/// # Errors
+/// When they cannot be decoded.
+pub fn deserialize<W: serde::de::DeserializeOwned>(parameters: bson::Bson) -> Result<W, Failure> {
+    crate::registry::deserialize(parameters)
 }
 
 /// Whether the worker has this class.
