@@ -33,10 +33,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
         &["assigned_and_not_taken", "claims_of_starts", "document_of", "rounds_of"],
     ),
     ("MongoDB is slow, or there are very many lanes", &["acknowledges_writes", "lanes_of", "waiting_lanes", "is_alive"]),
-    (
-        "two processes meet",
-        &["assigned_in", "hold_permits", "sizes_of_unlocked", "waiting_documents", "waiting_in", "halted_lines", "keep_cells"],
-    ),
+    ("two processes meet", &["assigned_in", "hold_permits", "sizes_of_unlocked", "waiting_documents", "halted_lines", "keep_cells"]),
     (
         "on the first use only",
         &["note_in_use", "seed", "hello", "foreign_documents", "open_session", "record_commit_session", "refresh_clock", "announce_relay"],
@@ -48,7 +45,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
     ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "not_kept", "delete_if_claimed", "prune_covered"]),
     ("the cycle has no unique jobs and no expiry", &["holders_of", "release_orphaned_successors", "release_successors", "expired_jobs"]),
     ("the cycle has no class defaults and no overlaps", &["class_defaults", "declare_class", "running_without_permit", "unfinished_among"]),
-    ("the cycle has no consumers and no transactions of workables", &["consumers", "note_consumer_problem", "record_transaction_session"]),
+    ("the cycle has no consumers and no transactions of workables", &["note_consumer_problem", "record_transaction_session"]),
     (
         "for a person, or a word that is also an operation",
         &["ask_worker", "count_waiting", "job", "jobs", "jobs_by_id", "left", "next_matches", "roster_documents", "running", "wanted"],
@@ -92,7 +89,7 @@ pub async fn good_days() -> (Vec<Run>, Forced) {
 /// functions that these programs call, and in the functions that those call.
 fn operations() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let programs: String = ["recruiter/src/leader", "worker/src/engine", "worker/src/transaction", "cleaner/src"]
+    let programs: String = ["recruiter/src/leader", "worker/src/engine", "worker/src/context", "worker/src/transaction", "cleaner/src"]
         .map(|room| sources(&root.join(room)))
         .concat();
     let store = of_the_store();
@@ -119,12 +116,15 @@ fn operations() -> BTreeSet<String> {
     words.filter(|(before, name)| is_operation(before, name)).map(|(_, name)| name.to_owned()).collect()
 }
 
-/// The text of the files that have operations of the store.
+/// The text of the files that have operations of the store: what sends commands, and what names the index of each.
 pub fn of_the_store() -> String {
+    let rooms = Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/src");
     let mut text = String::new();
-    each_source(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../common/src"), &mut |file| {
-        if file.contains("impl Store {") {
-            text += file;
+    each_source(&rooms, &mut |file, code| {
+        if ["mongo", "hints"].iter().any(|room| file.starts_with(rooms.join(room))) || code.contains("Index: ") {
+            // What stands above the first function of a file is not of the last one of another.
+            text += " fn top_of_a_file(";
+            text += code;
         }
     });
     text
@@ -133,17 +133,17 @@ pub fn of_the_store() -> String {
 /// The text of the source files below a directory.
 fn sources(directory: &Path) -> String {
     let mut text = String::new();
-    each_source(directory, &mut |file| text += file);
+    each_source(directory, &mut |_, code| text += code);
     text
 }
 
-fn each_source(directory: &Path, with: &mut impl FnMut(&str)) {
+fn each_source(directory: &Path, with: &mut impl FnMut(&Path, &str)) {
     let mut left = vec![directory.to_owned()];
     while let Some(path) = left.pop() {
         if path.is_dir() {
             left.extend(fs::read_dir(&path).expect("a directory can be listed").map(|entry| entry.expect("it can be listed").path()));
         } else {
-            with(&fs::read_to_string(&path).expect("a source file is text"));
+            with(&path, &fs::read_to_string(&path).expect("a source file is text"));
         }
     }
 }

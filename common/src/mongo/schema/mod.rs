@@ -14,6 +14,7 @@
 
 mod collections;
 mod indexes;
+mod kind;
 mod make;
 mod ownership;
 mod validators;
@@ -34,7 +35,8 @@ pub(crate) use self::{
     make::{drop_outdated_indexes, learn_stand_ins},
 };
 use self::{
-    collections::{MESSAGES, ensure_collections, ensure_one},
+    collections::{ensure_collections, ensure_one},
+    kind::MESSAGES,
     make::{ensure_indexes, ensure_these_indexes},
     ownership::note,
 };
@@ -53,7 +55,7 @@ pub(crate) const BUCKET: &str = "payloads";
 pub(crate) const WORKER_FIELDS: [&str; 4] = ["work_on", "lease_ms", "assigned_to", "working_on"];
 /// The names of all collections without a prefix. Of the channels only the first is among them.
 pub fn collection_names() -> impl Iterator<Item = &'static str> {
-    collections::COLLECTIONS.iter().map(|(name, _)| *name)
+    kind::COLLECTIONS.iter().map(|(name, _)| *name)
 }
 
 /// Version of the schema in this file. Every change to the schema increases it.

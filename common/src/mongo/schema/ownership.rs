@@ -11,7 +11,7 @@ use std::time::Duration;
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::{Collection, options::ReadConcern};
 
-use super::{BUILT_WITHIN, WORKER_FIELDS, collections::Kind, repeated_call, version};
+use super::{BUILT_WITHIN, WORKER_FIELDS, kind::Kind, repeated_call, version};
 use crate::mongo::{
     CALL_LIMIT, Store, call,
     error::StoreError,
@@ -274,7 +274,7 @@ fn foreign(name: &str) -> Document {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mongo::schema::collections::COLLECTIONS;
+    use crate::mongo::schema::kind::COLLECTIONS;
 
     #[test]
     fn every_collection_says_what_its_documents_look_like() {
