@@ -87,8 +87,14 @@ impl Rescuer {
         while self.end_one().await {}
     }
 
+    /// Forgets the attempts for workers that are not in the roster any more: another cleaner has ended them.
+    pub(crate) fn forget_all_but(&mut self, registered: &[RegisteredWorker]) {
+        self.failed.retain(|failed, _| registered.iter().any(|worker| worker.id == *failed));
+    }
+
     /// Waits for one of the retirements. Returns whether there was one.
     async fn end_one(&mut self) -> bool {
+        self.watchdog.progress();
         match self.begun.join_next().await {
             None => return false,
             Some(Ok(finished)) => self.note(finished),

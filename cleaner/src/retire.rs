@@ -182,6 +182,7 @@ async fn poll(store: &Store, rescuer: &mut Rescuer, observations: &mut Observati
     let workers = store.registered_workers().await?;
     store.fresh_clock().await?;
     rescuer.compare_users(&workers).await?;
+    rescuer.forget_all_but(&workers);
     let left = observations.unfinished(&workers, asked);
     let mut has_retired = false;
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {

@@ -337,10 +337,7 @@ impl Store {
         } else {
             set.insert("prefetched", offer.prefetched.clone());
         }
-        let mut update = doc! { "$set": set };
-        if !unset.is_empty() {
-            update.insert("$unset", unset);
-        }
+        let update = doc! { "$set": set, "$unset": unset };
         let command =
             || doc! { "update": self.roster.name(), "updates": [{ "q": filter.clone(), "u": update.clone() }], "writeConcern": { "w": 1 } };
         Ok(self.write_repeatable("report_if_unassigned_since", command).await? == 1)

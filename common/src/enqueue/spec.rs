@@ -291,11 +291,23 @@ impl FromStr for JobSpec {
         json::parse(text).map_err(|error| {
             let message = error.to_string();
             let JsonError::Invalid(error) = error else { return InvalidSpec::new(message) };
+            if let Some(problem) = problem_of_a_setting(text) {
+                return InvalidSpec::new(problem);
+            }
             // serde's own position has a line number, which is always 1.
             let problem = message.rsplit_once(" at line ").map_or(message.as_str(), |(problem, _)| problem);
             InvalidSpec::new(format!("{problem} (column {})", error.column()))
         })
     }
+}
+
+/// serde reads the settings when it has seen the whole object, and its error does not say in which of them it is.
+fn problem_of_a_setting(text: &str) -> Option<String> {
+    let fields: serde_json::Map<String, Value> = json::parse(text).ok()?;
+    fields.into_iter().find_map(|(field, value)| {
+        let error = Settings::deserialize(Value::Object([(field.clone(), value)].into_iter().collect())).err()?;
+        Some(format!("`{field}`: {error}"))
+    })
 }
 
 /// One line of JSON.
@@ -612,7 +624,8 @@ mod tests {
         check(b"{\"class\": \"\xff\"}", Err("the line is not UTF-8"));
         check(vec![b'x'; LONGEST_LINE + 1], Err("the line is longer than 16777216 bytes"));
         check(r#"{"class": "c", "priority": 12}"#, Err("`priority` is 12; it must be from 0 to 9"));
-        check(r#"{"class": "c", "priority": "high"}"#, Err("expected i64"));
+        check(r#"{"class": "c", "priority": "high"}"#, Err("`priority`: invalid type: string \"high\", expected i64"));
+        check(r#"{"class": "c", "group": 5, "after": "1s"}"#, Err("`group`: invalid type: integer `5`, expected a string"));
         check(r#"{"class": "c", "parameters": [1]}"#, Err("parameters must be a JSON object"));
         check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("`tomorrow` is not an instant"));
         check(r#"{"class": "c", "scheduled_at": "tomorrow"}"#, Err("write it like 2030-01-31T18:00:00Z"));

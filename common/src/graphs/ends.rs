@@ -3,7 +3,7 @@
 //! A job that waits is unlocked, has `waiting: true`, and is due in the year 9999. The leading recruiter releases it with one write when all
 //! of its edges are satisfied, however many there are. No end of a job writes to the jobs that wait for it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::{StreamExt as _, TryStreamExt};
@@ -161,18 +161,18 @@ impl Store {
         Ok(found.into_iter().filter_map(|job| Some((crate::mongo::raw_id_of(&job)?, job))).collect())
     }
 
-    /// The jobs of a graph, from both collections, without what may be large.
+    /// The jobs of a graph, from both collections, without what may be large, and one of those that have ended during the read, if there is
+    /// one: jobs that it has added or become before its end may be missing.
     ///
     /// Reads `scheduled`, `archived`, and `scheduled` again. A job that moves to the archive is in one of the first two reads, and the job that
-    /// repeats an archived one is in one of the last two. A job counts as the first of these reads has found it: jobs that it has added or
-    /// become since, before its end, may be in no read. So a graph without an open job had none when the first read began.
+    /// repeats an archived one is in one of the last two. What is in both collections is a copy that was sent late, and has ended.
     /// Filter: the graph. Index: `graph_jobs`. Invariant: I1, each is in one of them.
-    pub(crate) async fn jobs_of_graph(&self, graph: GraphId) -> Result<Vec<Document>, StoreError> {
-        let mut jobs: BTreeMap<JobId, Document> = BTreeMap::new();
+    pub(crate) async fn jobs_of_graph(&self, graph: GraphId) -> Result<(Vec<Document>, Option<JobId>), StoreError> {
+        let (mut jobs, mut ended): (BTreeMap<JobId, Document>, BTreeSet<JobId>) = Default::default();
         if !self.has_graphs().await? {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), None));
         }
-        for collection in [&self.scheduled, &self.archived, &self.scheduled] {
+        for (collection, is_archive) in [(&self.scheduled, false), (&self.archived, true), (&self.scheduled, false)] {
             let (collection, index) = (collection.clone(), self.index(GRAPH_JOBS));
             let fields = Document::from_iter(JOB_OF_GRAPH.map(|field| (field.to_owned(), Bson::from(1))));
             let find = async move { collection.find(doc! { "graph": graph }).projection(fields).hint(index).await };
@@ -186,8 +186,13 @@ impl Store {
                 .await?;
                 let is_last = portion.len() < PORTION;
                 for job in portion.iter().map(|job| readable(job)) {
-                    if let Some(id) = id_of(&job) {
-                        jobs.entry(id).or_insert(job);
+                    match id_of(&job) {
+                        Some(id) if is_archive => ended.extend(jobs.insert(id, job).map(|_| id)),
+                        Some(id) => {
+                            ended.remove(&id);
+                            jobs.entry(id).or_insert(job);
+                        }
+                        None => {}
                     }
                 }
                 if is_last {
@@ -196,7 +201,7 @@ impl Store {
                 cursor = rest;
             }
         }
-        Ok(jobs.into_values().collect())
+        Ok((jobs.into_values().collect(), ended.pop_last()))
     }
 
     /// The results of archived jobs: those that are there, and the jobs that others continue.

@@ -26,8 +26,8 @@ use crate::{
 /// Maximum length of a chain of jobs of which each has become the next.
 const LONGEST_CHAIN: usize = 100_000;
 
-/// How often a graph is read whose jobs are being enqueued again.
-const RETRIED_EVERY: Duration = Duration::from_secs(1);
+/// When a graph is read again whose jobs are being enqueued again, or of which a job has ended during the read.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// One job of a graph.
 #[derive(Clone, Debug)]
@@ -111,13 +111,18 @@ fn state_of(job: &Document, now: Instant) -> Stage {
 }
 
 impl Store {
-    /// The jobs of a graph, by their ids; empty if no job has this graph. A job that ends during the read may still be shown as open.
+    /// The jobs of a graph, by their ids; empty if no job has this graph.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
     pub async fn graph(&self, graph: GraphId) -> Result<Vec<GraphJob>, StoreError> {
-        let (jobs, now) = (self.jobs_of_graph(graph).await?, self.now());
-        Ok(jobs.iter().filter_map(|job| GraphJob::of_document(job, now)).collect())
+        Ok(self.graph_and_ended(graph).await?.0)
+    }
+
+    /// The same, with a job that has ended during the read.
+    async fn graph_and_ended(&self, graph: GraphId) -> Result<(Vec<GraphJob>, Option<JobId>), StoreError> {
+        let ((jobs, ended), now) = (self.jobs_of_graph(graph).await?, self.now());
+        Ok((jobs.iter().filter_map(|job| GraphJob::of_document(job, now)).collect(), ended))
     }
 
     /// Waits until no job of a graph waits or runs. Returns its jobs.
@@ -130,17 +135,27 @@ impl Store {
     pub async fn wait_for_graph(&self, graph: GraphId, timeout: Duration) -> Result<Vec<GraphJob>, WaitError> {
         let begun = Monotonic::now();
         loop {
-            let jobs = self.graph(graph).await.map_err(ResultError::from)?;
-            // A later job is more probably the last one.
-            let open = jobs.iter().rev().filter(|job| job.is_open());
-            let Some(open) = open.min_by_key(|job| job.is_retrying) else { return Ok(jobs) };
-            if open.is_retrying {
-                if begun.elapsed() >= timeout {
-                    return Err(WaitError::TimedOut { job: open.id, waited: timeout });
+            let left = timeout.saturating_sub(begun.elapsed());
+            let (jobs, ended) = match self.graph_and_ended(graph).await {
+                Err(error) if error.is_transient() && !error.is_unauthorized() && !left.is_zero() => {
+                    pause(AGAIN_AFTER.min(left)).await;
+                    continue;
                 }
-                pause(RETRIED_EVERY.min(timeout.saturating_sub(begun.elapsed()))).await;
-                continue;
-            }
+                read => read.map_err(ResultError::from)?,
+            };
+            // A later job is more probably the last one.
+            let open = jobs.iter().rev().filter(|job| job.is_open()).min_by_key(|job| job.is_retrying);
+            let open = match (open, ended.as_ref()) {
+                (None, None) => return Ok(jobs),
+                (Some(open), _) if !open.is_retrying => open,
+                (Some(GraphJob { id: job, .. }), _) | (None, Some(job)) if left.is_zero() => {
+                    return Err(WaitError::TimedOut { job: *job, waited: timeout });
+                }
+                (Some(_), _) | (None, Some(_)) => {
+                    pause(AGAIN_AFTER.min(left)).await;
+                    continue;
+                }
+            };
             match self.wait_for_end(open.id, timeout.saturating_sub(begun.elapsed())).await {
                 Ok(_) | Err(WaitError::NotKept { .. } | WaitError::Gone { .. } | WaitError::Unknown { .. }) => {}
                 Err(WaitError::TimedOut { job, .. }) => return Err(WaitError::TimedOut { job, waited: timeout }),

@@ -17,7 +17,7 @@
 
 use std::{ops::Not, sync::LazyLock};
 
-use bson::{Document, RawDocument, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
@@ -65,7 +65,7 @@ pub struct Settings {
 
     /// Trace that the job belongs to: a traceparent of the W3C Trace Context
     #[cfg_attr(feature = "process", arg(long, env = "RECRUITER_ENQUEUE_TRACEPARENT", value_name = "TRACEPARENT"))]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "trace", skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 
     /// Retry policy. Default: that of the class, or no retry. The command line has `--retry`, which describes one.
@@ -212,6 +212,17 @@ fn keep<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Keep>, D::Error> {
     Ok(Option::<String>::deserialize(from)?.map(|stored| Keep::of_stored(Some(&stored))))
 }
 
+/// In a document, what is no text is no trace: no job is lost for it. In JSON, a person has written it.
+fn trace<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    if from.is_human_readable() {
+        return Option::deserialize(from);
+    }
+    Ok(match Option::deserialize(from)? {
+        Some(Bson::String(trace)) => Some(trace),
+        Some(_) | None => None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,7 +297,7 @@ mod tests {
         };
         let plain = document(doc! {});
         assert_eq!((plain.group(), plain.keep(), plain.gate()), ("g", Keep::All, None));
-        assert_eq!(document(doc! { "limits": 5, "line": 7 }), plain);
+        assert_eq!(document(doc! { "limits": 5, "line": 7, "traceparent": { "version": "00" } }), plain);
         assert_eq!(document(doc! { "gate": "b,a", "limits": ["x"] }).limits, ["b", "a"]);
     }
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use clap::{Parser, Subcommand};
 use recruiter::cli::{output, until_stopped};
-use recruiter_common::{logging::LogArgs, shutdown::Shutdown};
+use recruiter_common::{events, logging::LogArgs, shutdown::Shutdown};
 
 use crate::{bench, command as dev, demo};
 
@@ -45,8 +45,10 @@ impl Config {
             Command::Demo(args) => demo::run(args, shutdown, out).await,
             Command::Bench(args) => bench::run(args, shutdown, out).await,
         };
-        // Output that was produced before an error is written as well.
-        done.and(out.flush().map_err(Into::into))
+        // Output and events that were produced before an error are written as well.
+        let written = out.flush();
+        events::flush().await;
+        done.and(written.map_err(Into::into))
     }
 }
 

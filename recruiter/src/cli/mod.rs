@@ -187,13 +187,13 @@ enum Command {
     /// List, set, reset and remove consumer groups, whose messages become jobs
     Consumers(consumers::ConsumersArgs),
     /// Run MongoDB and a complete Recruiter on this machine, for development
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, override_help = "`recruiter dev --help` describes it.")]
     Dev(dev::DevArgs),
     /// Run one job for each of your files, kill a worker, and check that no job is lost
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, override_help = "`recruiter demo --help` describes it.")]
     Demo(dev::DevArgs),
     /// Measure speed and resource use, by default on an embedded MongoDB
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, override_help = "`recruiter bench --help` describes it.")]
     Bench(dev::DevArgs),
 }
 

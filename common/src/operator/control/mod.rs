@@ -230,12 +230,13 @@ impl Control {
                     groups.insert(revision.group_of(job.settings.group()));
                     // A job that has halted its line runs before the others of the line.
                     let place = job.settings.halt_on_failure.then(|| bson::DateTime::from_chrono(job.created_at));
-                    // Those that waited for the old one will wait for it, if their graph is retried.
-                    let followed = job.is_followed.then(|| ("followed".to_owned(), bson::Bson::from(true)));
+                    // It stays in the graph. Those that waited for the old one will wait for it, if the graph is retried.
+                    let graph = job.graph.map(|graph| ("graph".to_owned(), graph.into()));
+                    let followed = (job.is_followed || graph.is_some()).then(|| ("followed".to_owned(), bson::Bson::from(true)));
                     let new = again(*job, revision).and_then(|new| new.into_document(now).map_err(|error| error.to_string()));
                     let new = new.map(|(id, mut document)| {
                         document.extend(place.map(|place| ("created_at".to_owned(), place.into())));
-                        document.extend(followed);
+                        document.extend(graph.into_iter().chain(followed));
                         (id, document)
                     });
                     match new {
