@@ -25,12 +25,10 @@ use crate::{
     faults::Fault,
     ledger::Entry,
     oracle::{Findings, Policy},
+    wait::SOON,
     world::{Role, Step, World},
 };
 
-/// Longer than any scenario takes on a busy machine, with a minute in which MongoDB keeps the transaction of a process that was declared dead
-/// and died later.
-const QUIET_WITHIN: Duration = Duration::from_secs(240);
 /// Interval between two checks of a run.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Maximum number of runs at a time. Most of each run is waiting.
@@ -98,7 +96,7 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
     start(&mut world, Role::Cleaner);
     let victim = world.start(Role::Worker, &[], &[]);
     let mut story = Story::begin(&world).await;
-    world.until(QUIET_WITHIN, async |world| world.started().await == 2 || world.unfinished().await == 0).await;
+    world.until(SOON, async |world| world.started().await == 2 || world.unfinished().await == 0).await;
     world.members[victim].process.kill();
     start(&mut world, Role::Worker);
     story.enqueue(&world).await;
@@ -109,7 +107,7 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
     let on_the_way = || breaks.on_the_way.as_ref().map_or(0, |count| count());
     let (mut last_strike, mut strikes, begin) = (None, 0, Instant::now());
     let mut quiet = false;
-    while !quiet && begin.elapsed() < QUIET_WITHIN {
+    while !quiet && begin.elapsed() < SOON {
         world.tend();
         let now = struck(&world).len() + on_the_way();
         if now > strikes {
@@ -122,7 +120,7 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
     let recovery = last_strike.map(|at| at.elapsed());
     let mut findings = world.judge().await;
     if !quiet {
-        findings.broken.push(format!("I7: not quiet after {QUIET_WITHIN:?}: {story:?}\n{logs}"));
+        findings.broken.push(format!("I7: not quiet after {SOON:?}: {story:?}\n{logs}"));
     }
     // Includes faults that struck during the stop. They delayed nothing.
     let struck = struck(&world);

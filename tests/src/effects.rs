@@ -238,8 +238,6 @@ const PAUSE: u64 = 20;
 const BACKLOG: usize = 100;
 /// The longest time for which a transaction is open before its last writes, in milliseconds. Half of them are not kept open.
 const OPEN: u64 = 500;
-/// Maximum time until everything is done after the last fault.
-const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// Interval between two reports of the counts.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -282,7 +280,7 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
     }
     assert!(outcome.tally.blows == trial.blows, "only {} blows struck open transactions\n{}", outcome.tally.blows, world.logs());
     let last = Instant::now();
-    let quiet = world.until_quiet(QUIET_WITHIN).await;
+    let quiet = world.until_quiet(SOON).await;
     outcome.recovery = last.elapsed();
     outcome.findings = world.judge().await;
     let logs = world.logs();

@@ -26,11 +26,10 @@ use crate::{
     mongo::TestDatabase,
     oracle::{Asked, Findings, Policy},
     replica_set::ReplicaSet,
+    wait::SOON,
     world::{Role, World},
 };
 
-/// Minimum time after the last fault until everything must be done. A backlog can take as long as the test itself.
-const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// More than the most rescues of one job.
 const AGAIN: u32 = 30;
 /// Number of jobs that are enqueued together.
@@ -106,7 +105,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     mongo.whole().await;
     schedules::remove(&world.store, SCHEDULE, None).await.expect("all members are there");
     let last = Instant::now();
-    let quiet = world.until_quiet(QUIET_WITHIN.max(day.duration)).await;
+    let quiet = world.until_quiet(SOON.max(day.duration)).await;
     let recovery = last.elapsed();
     let mut findings = world.judge().await;
     if !quiet {

@@ -6,7 +6,7 @@ use tokio::time::{interval, timeout};
 
 /// The deadline of whatever must happen in the end. It is reached only if it never happens: a promise of a shorter time is measured by
 /// [`best_of_three`].
-pub const SOON: Duration = Duration::from_secs(120);
+pub const SOON: Duration = Duration::from_secs(300);
 /// How often a condition is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

@@ -159,7 +159,7 @@ impl World {
     /// A world without processes, on this database.
     pub async fn on(database: TestDatabase) -> Self {
         // Built now, while no other process of this world waits for a reply.
-        binary("faulty");
+        binary("examples/faulty");
         let store = local::store(&database).await;
         let directory = tempfile::Builder::new().prefix("recruiter-world-").tempdir().expect("the temporary directory is writable");
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
@@ -247,9 +247,9 @@ impl World {
         let env: Vec<(&str, &str)> = own.into_iter().chain(given).collect();
         let args = launch.args.iter().map(String::as_str);
         if launch.by.is_empty() {
-            return Process::start("faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
+            return Process::start("examples/faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
         }
-        let faulty = binary("faulty").display().to_string();
+        let faulty = binary("examples/faulty").display().to_string();
         let words = launch.by.iter().map(String::as_str).chain([faulty.as_str(), launch.role.name()]).chain(args);
         Process::start("/usr/bin/env", &words.collect::<Vec<_>>(), &env)
     }

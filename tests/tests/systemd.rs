@@ -1,6 +1,6 @@
 //! The units in `systemd/`: systemd understands them, they stay as tight as they are, and they run the real programs.
 //!
-//! Built with the feature `systemd` only: the last test boots a systemd, for which it must be root.
+//! Run only when it is named (`--test systemd`): the last test boots a systemd, for which it must be root.
 
 use std::{
     fs,

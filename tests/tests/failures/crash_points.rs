@@ -233,7 +233,7 @@ async fn first_on_a_new_database(fault: Option<&Fault>) -> (TestDatabase, String
     let notes = tempfile::tempdir().unwrap();
     let faults = fault.map(ToString::to_string).unwrap_or_default();
     let environment = [("MONGODB_URI", database.uri()), (NOTES, notes.path().to_str().unwrap()), (FAULT, &faults)];
-    let mut first = Process::start("faulty", &["recruiter"], &environment);
+    let mut first = Process::start("examples/faulty", &["recruiter"], &environment);
     let noted = |file: &str| std::fs::read_to_string(notes.path().join(file)).unwrap_or_default();
     let over = async || if fault.is_some() { first.try_exit().is_some() } else { noted("steps").contains("find signals") };
     wait_until(SOON, "it has set the database up or died", over).await;

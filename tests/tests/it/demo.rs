@@ -18,7 +18,6 @@ use recruiter_tests::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-const DONE_WITHIN: Duration = Duration::from_secs(180);
 /// Names that shells, programs, configuration files and BSON trip over.
 const HOSTILE: [&[u8]; 14] = [
     b"a b",
@@ -80,7 +79,7 @@ async fn a_killed_worker_loses_none_of_500_files() {
     let recovered = async || {
         let temporary = tempfile::tempdir().unwrap();
         let mut demo = start(files.path(), &temporary, &[]);
-        let status = demo.wait_exit(DONE_WITHIN).await;
+        let status = demo.wait_exit(SOON).await;
         assert!(status.success(), "{status}");
         let summary = summary(&demo);
         let number = |field: &str| summary[field].as_u64().unwrap_or_else(|| panic!("{field} in {summary}"));
@@ -110,7 +109,7 @@ async fn it_works_on_what_git_would_keep_and_on_all_else_elsewhere() {
     symlink("../elsewhere", dir.path().join("linked/directory")).unwrap();
     symlink("../elsewhere/.hidden", dir.path().join("linked/file")).unwrap();
     let mut demo = start(dir.path(), &temporary, &["--workers", "1"]);
-    assert!(demo.wait_exit(DONE_WITHIN).await.success());
+    assert!(demo.wait_exit(SOON).await.success());
     let summary = summary(&demo);
     // repository: .gitignore and kept; elsewhere: .gitignore, ignored and .hidden.
     assert_eq!((&summary["files"], &summary["archived"], &summary["mismatches"]), (&5.into(), &5.into(), &0.into()), "{summary}");
@@ -123,7 +122,7 @@ async fn kept_running_it_tells_how_to_look_inside() {
     fs::write(dir.path().join("one"), "1").unwrap();
     let mut demo = start(dir.path(), &temporary, &["--keep"]);
     // Not asked by its flag: RECRUITER_JSON is set.
-    wait_until(DONE_WITHIN, "the summary is there", async || demo.stdout().contains("\"archived\":1")).await;
+    wait_until(SOON, "the summary is there", async || demo.stdout().contains("\"archived\":1")).await;
     assert!(demo.try_exit().is_none());
     demo.signal(Signal::SIGINT);
     assert!(demo.wait_exit(SOON).await.success());
@@ -138,9 +137,9 @@ async fn kept_running_it_tells_how_to_look_inside() {
 async fn stopped_in_the_middle_it_leaves_nothing_and_says_so() {
     let (files, temporary) = (five_hundred_files(), tempfile::tempdir().unwrap());
     // On a busy machine the signal may come when all is done.
-    wait_until(DONE_WITHIN * 2, "it is stopped in the middle", async || {
+    wait_until(SOON * 2, "it is stopped in the middle", async || {
         let mut demo = start(files.path(), &temporary, &[]);
-        wait_until(DONE_WITHIN, "there is work to do", async || demo.stderr().contains("500 jobs enqueued")).await;
+        wait_until(SOON, "there is work to do", async || demo.stderr().contains("500 jobs enqueued")).await;
         demo.signal(Signal::SIGINT);
         let code = demo.wait_exit(SOON).await.code();
         assert!(code == Some(0) || (code, demo.stdout().as_str()) == (Some(130), ""), "{code:?}");

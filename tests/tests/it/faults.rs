@@ -1,5 +1,5 @@
 //! A few bad days, in seconds: a worker that is killed, frozen or stopped, a MongoDB that goes away or does not say what it did, hints
-//! that are lost. The failure suites (`--features failures`) have all the others. The jobs keep a ledger of their executions, and the
+//! that are lost. The failure suites have all the others. The jobs keep a ledger of their executions, and the
 //! oracle compares it with what is in the database when all is quiet.
 
 use std::time::{Duration, Instant};

@@ -457,7 +457,7 @@ async fn graphs_advance_once_and_in_order_whatever_is_killed() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let recruiter = || Process::on(&database, "recruiter", &[&["run"], Role::Recruiter.quick()].concat());
-    let worker = || Process::on(&database, "chain", &[Role::Worker.quick(), &["--concurrency", "8"]].concat());
+    let worker = || Process::on(&database, "examples/chain", &[Role::Worker.quick(), &["--concurrency", "8"]].concat());
     let (mut leaders, mut workers) = (vec![recruiter(), recruiter()], vec![worker(), worker()]);
     let cleaner = Process::on(&database, "recruiter-cleaner", Role::Cleaner.quick());
     let retry = RetryManyTimes::new(1_000_000, Duration::ZERO).unwrap();

@@ -110,7 +110,7 @@ async fn the_watchdog_hears_of_a_main_loop_that_goes_on_also_while_a_worker_drai
 async fn a_worker_inside_an_application_does_not_speak_for_it() {
     let database = TestDatabase::new().await;
     let mut manager = Manager::new();
-    let mut process = manager.start(&database, "faulty", &["worker"]);
+    let mut process = manager.start(&database, "examples/faulty", &["worker"]);
     wait_until(SOON, "the worker is ready", async || process.stderr().contains("ready for work")).await;
     pause(Duration::from_secs(1)).await;
     process.terminate();

@@ -130,7 +130,7 @@ async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
 #[tokio::test]
 async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let ended = async |args: &[&str], uri: &str| {
-        let mut process = Process::start("mailer", args, &[("MONGODB_URI", uri)]);
+        let mut process = Process::start("examples/mailer", args, &[("MONGODB_URI", uri)]);
         let code = process.wait_exit(SOON).await.code();
         (code, process.stdout(), process.stderr())
     };
@@ -156,7 +156,7 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let (code, _, said) = ended(&["--memory-limit", "1MiB"], database.uri()).await;
     assert_eq!(code, Some(75), "{said}");
     let _recruiter = Process::on(&database, "recruiter", &["run"]);
-    let mut mailer = Process::on(&database, "mailer", &[]);
+    let mut mailer = Process::on(&database, "examples/mailer", &[]);
     let job = enqueue(&database, "SendMail", doc! { "to": "ada@example.org" }).await;
     assert_eq!(why(&archived(&database, job).await), "done");
     assert!(mailer.stderr().contains("ready for work"), "{}", mailer.stderr());

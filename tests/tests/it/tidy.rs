@@ -110,9 +110,9 @@ fn json_becomes_bson_in_one_place() {
 fn the_readmes_worker_is_the_one_that_is_tested() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<String>().replace(",}", "}");
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let tested = fs::read_to_string(root().join("tests/src/bin/mailer.rs")).unwrap();
+    let tested = fs::read_to_string(root().join("tests/examples/mailer.rs")).unwrap();
     let (_, code) = tested.split_once("\n\n").unwrap();
-    assert!(words(&readme).contains(&words(code)), "tests/src/bin/mailer.rs is not in the README");
+    assert!(words(&readme).contains(&words(code)), "tests/examples/mailer.rs is not in the README");
 }
 
 /// Durations that stand in two places agree: the workers' grace is shorter than what systemd waits.
