@@ -9,19 +9,27 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use anstyle::AnsiColor;
+use anstyle::{AnsiColor, Reset};
 use bson::{Bson, Document, doc};
 use clap::{Args, builder::BoolishValueParser};
 pub use recruiter_common::text::printable;
 pub(crate) use recruiter_common::text::{apart, briefly_apart, moment};
+use tabled::{
+    builder::Builder,
+    settings::{
+        Alignment, Color, Padding, Style, Width,
+        object::{Cell, Columns},
+        peaker::Peaker,
+    },
+};
 use tokio::{io::Interest, net::unix::pipe::Sender};
 
 /// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
 /// Minimum width of a table in characters.
 const NARROWEST: usize = 40;
-/// Space between two columns.
-const GAP: &str = "  ";
+/// Space between two columns, in characters.
+const GAP: usize = 2;
 /// Indentation of the second line of a row.
 const INDENT: &str = "    ";
 
@@ -129,14 +137,6 @@ impl Screen {
         let colours = anstream::AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never;
         Self { width: found.or(asked).unwrap_or(PLAIN_WIDTH).max(NARROWEST), colours }
     }
-
-    /// The text in this colour, if colours are written.
-    pub(crate) fn coloured(self, text: &str, colour: Option<AnsiColor>) -> String {
-        match colour {
-            Some(colour) if self.colours => format!("{0}{text}{0:#}", colour.on_default()),
-            _ => text.to_owned(),
-        }
-    }
 }
 
 /// A column: its title, its alignment, and the width to which it may be cut.
@@ -186,38 +186,37 @@ impl From<Vec<String>> for Row {
 ///
 /// # Errors
 /// When it cannot be written.
-///
-/// # Panics
-/// When a row has fewer cells than there are columns.
 pub fn table(out: &mut impl Write, screen: Screen, columns: &[Column], rows: &[Row]) -> io::Result<()> {
-    let length = |text: &str| text.chars().count();
-    let widest = |at: usize, column: &Column| rows.iter().map(|row| length(&row.cells[at])).fold(length(column.title), usize::max);
-    let mut widths: Vec<usize> = columns.iter().enumerate().map(|(at, column)| widest(at, column)).collect();
-    while widths.iter().sum::<usize>() + GAP.len() * (columns.len() - 1) > screen.width {
-        let may_be_cut = (0..columns.len()).filter(|at| widths[*at] > columns[*at].least);
-        let Some(widest) = may_be_cut.max_by_key(|at| widths[*at]) else { break };
-        widths[widest] -= 1;
+    let mut table = Builder::from_iter(rows.iter().map(|row| &row.cells));
+    table.insert_record(0, columns.iter().map(|column| column.title));
+    let mut table = table.build();
+    table.with(Style::empty()).with(Padding::zero()).modify(Columns::new(1..), Padding::new(GAP, 0, 0, 0));
+    for (at, _) in columns.iter().enumerate().filter(|(_, column)| column.right) {
+        table.modify(Columns::one(at), Alignment::right());
     }
-    let cell = |at: usize, text: &str| {
-        let (text, width) = (shortened(text, widths[at]), widths[at]);
-        if columns[at].right { format!("{text:>width$}") } else { format!("{text:<width$}") }
-    };
-    let titles: Vec<String> = columns.iter().enumerate().map(|(at, column)| cell(at, column.title)).collect();
-    writeln!(out, "{}", titles.join(GAP).trim_end())?;
-    for row in rows {
-        let mut cells: Vec<String> = row.cells.iter().enumerate().map(|(at, text)| cell(at, text)).collect();
-        if let Some(last) = cells.last_mut() {
-            last.truncate(last.trim_end().len());
-        }
-        if let Some((at, colour)) = row.colour {
-            cells[at] = screen.coloured(&cells[at], Some(colour));
-        }
-        writeln!(out, "{}", cells.join(GAP).trim_end())?;
-        if let Some(below) = &row.below {
+    for (row, (at, colour)) in rows.iter().enumerate().filter_map(|(row, shown)| Some((row, shown.colour?))).filter(|_| screen.colours) {
+        table.modify(Cell::new(row + 1, at), Color::new(colour.on_default().to_string(), Reset.to_string()));
+    }
+    table.with(Width::truncate(screen.width).suffix("…").priority(Widest(columns)));
+    // A cell has no line break, so each row is one line.
+    let below = std::iter::once(None).chain(rows.iter().map(|row| row.below.as_ref()));
+    for (line, below) in table.to_string().lines().zip(below) {
+        writeln!(out, "{}", line.trim_end())?;
+        if let Some(below) = below {
             writeln!(out, "{INDENT}{}", shortened(below, screen.width - INDENT.len()))?;
         }
     }
     Ok(())
+}
+
+/// Cuts the widest of the columns that may be cut.
+struct Widest<'a>(&'a [Column]);
+
+impl Peaker for Widest<'_> {
+    fn peak(&mut self, _: &[usize], widths: &[usize]) -> Option<usize> {
+        let may_be_cut = |at: &usize| widths[*at] > self.0[*at].least.saturating_add(if *at == 0 { 0 } else { GAP });
+        (0..widths.len()).filter(may_be_cut).max_by_key(|at| widths[*at])
+    }
 }
 
 /// Cuts text to `width` characters and marks the cut with an ellipsis.
@@ -244,9 +243,9 @@ mod tests {
 
     #[test]
     fn a_table_is_as_wide_as_its_widest_cells() {
-        let rows = [row(&["ä", "1"]), row(&["long name", "1000"])];
+        let rows = [row(&["ä", "1"]), row(&["日本", ""]), row(&["long name", "1000"])];
         let columns = [Column::left("GROUP"), Column::right("N")];
-        assert_eq!(written(80, &columns, &rows), "GROUP         N\nä             1\nlong name  1000\n");
+        assert_eq!(written(80, &columns, &rows), "GROUP         N\nä             1\n日本\nlong name  1000\n");
     }
 
     #[test]
@@ -266,8 +265,13 @@ mod tests {
 
     #[test]
     fn colours_are_seen_only_where_they_can_be() {
-        let show = |colours| Screen { width: 80, colours }.coloured("failed", Some(AnsiColor::Red));
-        assert_eq!((show(false).as_str(), show(true).as_str()), ("failed", "\u{1b}[31mfailed\u{1b}[0m"));
+        let show = |colours| {
+            let row = Row { colour: Some((0, AnsiColor::Red)), ..row(&["failed"]) };
+            let mut out = Vec::new();
+            table(&mut out, Screen { width: 80, colours }, &[Column::left("STATE")], &[row]).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!((show(false).as_str(), show(true).as_str()), ("STATE\nfailed\n", "STATE\n\u{1b}[31mfailed\u{1b}[0m\n"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
 use bson::Bson;
 use recruiter_common::{
     failure::{self, Failure},
@@ -41,10 +42,12 @@ use crate::{
     outcome::{Done, NotDone},
 };
 
-/// The first pause before a transaction is repeated. It doubles with each repetition.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// The longest pause before a transaction is repeated.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// The pauses before the repetitions of a transaction, or of its commit.
+const PAUSES: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(5))
+    .with_max_delay(Duration::from_millis(250))
+    .with_jitter()
+    .without_max_times();
 /// A transaction is not repeated after this time, like the driver's own: MongoDB ends each attempt after a minute.
 const REPEATED_FOR: Duration = Duration::from_secs(120);
 /// The error class of a transaction that cannot be used here.
@@ -98,7 +101,7 @@ impl Context {
         if self.item.is_some() || self.own_end.done.get().is_some() {
             return Err(NotDone::give_up(TRANSACTION, "a job can end in one transaction only, and an item of a bundle in none"));
         }
-        let (mut wait, begun) = (FIRST_PAUSE, Monotonic::now());
+        let (mut pauses, begun) = (PAUSES.build(), Monotonic::now());
         loop {
             if let Some(why) = self.cancellation() {
                 return Err(NotDone::stopped(format!("the transaction was not begun: {why:?}")));
@@ -135,8 +138,7 @@ impl Context {
                 Ok(value) => return Ok(value),
                 Err(Abort { is_transient: true, not_done }) if begun.elapsed() < REPEATED_FOR => {
                     tracing::debug!(job.id = %self.job.id, error = not_done.failure().message, "a transaction is repeated");
-                    pause(wait).await;
-                    wait = (wait * 2).min(LONGEST_PAUSE);
+                    pause(pauses.next().unwrap_or_default()).await;
                 }
                 Err(Abort { not_done, .. }) => return Err(not_done),
             }
@@ -229,15 +231,16 @@ async fn end_and_commit(store: &Store, session: &mut ClientSession, archival: &A
 /// Commits, and sends the commit again while its outcome is unknown: MongoDB then answers with the first outcome. If the job is broken off
 /// meanwhile, the guards of all later writes find out what happened.
 async fn commit(session: &mut ClientSession) -> Result<(), MongoError> {
-    let mut wait = FIRST_PAUSE;
-    loop {
-        match session.commit_transaction().await {
+    let mut committed = session.commit_transaction().await;
+    for wait in PAUSES.build() {
+        match &committed {
             Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
-                tracing::debug!(error = chain(&error), "the outcome of a commit is unknown; asking again");
+                tracing::debug!(error = chain(error), "the outcome of a commit is unknown; asking again");
                 pause(wait).await;
-                wait = (wait * 2).min(LONGEST_PAUSE);
+                committed = session.commit_transaction().await;
             }
-            other => return other,
+            _ => break,
         }
     }
+    committed
 }
