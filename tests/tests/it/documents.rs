@@ -124,10 +124,31 @@ fn every_reason_why_a_job_waits_and_every_state_is_documented() {
 }
 
 #[test]
-fn the_settings_of_a_job_are_those_of_the_table() {
+fn the_fields_and_settings_of_a_job_are_those_of_the_tables() {
     let (every, page) = (serde_json::to_value(Settings::every()).unwrap(), document("docs/protocol.md"));
-    let listed: Vec<&str> = table(&page, "### Settings of a job").iter().map(|row| row[0].trim_matches(['|', '`', ' '])).collect();
-    assert_eq!(listed, every.as_object().unwrap().keys().collect::<Vec<_>>());
+    let listed = |heading| table(&page, heading).iter().map(|row| row[0].trim_matches(['|', '`', ' '])).collect::<Vec<_>>();
+    let settings = listed("### Settings of a job");
+    assert_eq!(settings, every.as_object().unwrap().keys().collect::<Vec<_>>());
+
+    // What reads a job, and what MongoDB checks when one is inserted. The rest is there only while a job runs, or in the archive.
+    let (read, checked) = (document("common/src/job/document.rs"), document("common/src/mongo/schema/validators.rs"));
+    let part = |text: &str, from: &str| text.split_once(from).unwrap().1.split_once("\n}\n").unwrap().0.to_owned();
+    let (read, checked) = (part(&read, "struct JobDocument {\n"), part(&checked, "fn job_properties() -> Document {\n"));
+    let later = ["progress", "checkpoint", "log", "result", "result_dropped", "reduced", "retried_as", "retrying"];
+    let fields: BTreeSet<&str> = read
+        .lines()
+        .filter_map(|line| line.trim().split_once(": ").map(|(field, _)| if field == "id" { "_id" } else { field }))
+        .chain(checked.lines().filter_map(|line| line.strip_prefix("        \"")?.split_once("\": ").map(|(field, _)| field)))
+        .filter(|field| !settings.contains(field))
+        .chain(later)
+        .collect();
+    let listed = listed("### Fields of a job");
+    assert_eq!(listed.iter().copied().filter(|field| *field != "its settings").collect::<BTreeSet<_>>(), fields);
+    assert!(listed.len() > 35, "{listed:?}");
+    let sources: String = sources().into_iter().filter(|(path, _)| path.starts_with(root().join("common/src"))).map(|(_, text)| text).collect();
+    for field in later {
+        assert!(sources.contains(&format!("\"{field}\"")), "nothing in the sources is called {field}");
+    }
 }
 
 #[test]
