@@ -2,7 +2,7 @@
 //!
 //! A halt is a pause of the line (`line:order-17` in `pauses`). It is written in the transaction that archives the failed job. A job of a
 //! line is assigned only if a query has returned it as the head of its line and has found no halt *after* that. A job becomes the head by
-//! the transaction that archives the one before it, so whoever reads it as the head also reads the halt.
+//! the transaction that archives the one before it, so a query that finds it as the head also finds the halt.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Layers around the execution of jobs: code that runs before and after every workable of a worker, whatever its kind.
+//! Layers around the execution of jobs: code that runs before and after every workable of a worker.
 
 use std::{fmt, future::Future, sync::Arc};
 
@@ -45,7 +45,7 @@ use crate::{
 /// let worker = Worker::new().layer(Tenants::default());
 /// ```
 pub trait Layer: Send + Sync + 'static {
-    /// Runs `next`, the layers inside of this one and then the workable, with whatever belongs around it. A future of `next` that is
+    /// Runs `next` (the layers inside of this one and then the workable), and what belongs before and after it. A future of `next` that is
     /// dropped before its end aborts the execution; a blocking workable then goes on in its thread, unobserved.
     ///
     /// # Errors

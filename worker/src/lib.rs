@@ -236,7 +236,7 @@ impl Worker {
         Ok(self)
     }
 
-    /// Runs at most this many jobs of a class at a time in this process, whatever its slots are. The other slots are for other classes.
+    /// Runs at most this many jobs of a class at a time in this process. The other slots are for other classes.
     ///
     /// A limit over all processes is a resource: see [`common::limits`].
     ///

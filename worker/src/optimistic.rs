@@ -30,12 +30,13 @@ const OPENS_WITHIN: Duration = Duration::from_secs(5);
 /// A job is enqueued, started, executed and recorded as by every worker, but without a recruiter. So it has the guarantees of every job.
 /// This process is in the roster and sends heartbeats. If it dies during an execution, a cleaner ends the attempt, and the retry policy
 /// decides whether workers run the job again. A failure is recorded, and workers run the next attempts. Nothing else starts the job while
-/// this process lives, however long the execution takes.
+/// this process lives, however long the execution takes. If it dies before the start, workers get the job ten seconds after the insert.
 ///
 /// A recruiter never assigns jobs to this process. Jobs that only a recruiter can admit are enqueued for the workers: jobs with limits or in
 /// a line, in a group with a limit or maintenance windows, or in a paused group or class; with a later date, an expiry, a unique key or a
 /// graph. So are jobs of other classes and groups than those of the worker, and jobs above its
-/// [`concurrency`](WorkerConfig::concurrency). A new pause counts from the next heartbeat on.
+/// [`concurrency`](WorkerConfig::concurrency), and all jobs while an operator wants this process to be quiet. A new pause counts from the
+/// next heartbeat on.
 ///
 /// ```no_run
 /// # use recruiter_worker::{Attempted, Context, Executable, NotDone, Ran, Store, Workable, Worker, WorkerConfig};

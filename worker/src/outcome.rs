@@ -113,7 +113,7 @@ impl NotDone {
     }
 
     /// Ends the job by making it other jobs: of another class, in another group, with other parameters, one or several. The end and the
-    /// insert of the new jobs are one transaction, whatever dies. Jobs that wait for this one wait for the new ones instead, and a graph
+    /// insert of the new jobs are one transaction. Jobs that wait for this one wait for the new ones instead, and a graph
     /// keeps them. At most [`MOST_CONTINUATIONS`] jobs.
     ///
     /// ```

@@ -23,7 +23,7 @@ pub trait Executable: Workable {
     fn execute(&self, state: &Self::State, job: &Context) -> impl Future<Output = Result<Self::Output, NotDone>> + Send;
 
     /// How long an execution may take: the time limit of the class, or no limit unless the worker has one. An execution that ends later
-    /// fails with the class `timeout`, whatever it returns.
+    /// fails with the class `timeout`, also if it returns a result.
     fn time_limit(&self) -> Option<Duration> {
         Self::defaults().given_time_limit()
     }
@@ -65,7 +65,7 @@ pub trait BlockingExecutable: Workable + Clone {
     fn execute(&self, state: &Self::State, job: &Context) -> Result<Self::Output, NotDone>;
 
     /// How long an execution may take: the time limit of the class, or no limit unless the worker has one. An execution that ends later
-    /// fails with the class `timeout`, whatever it returns.
+    /// fails with the class `timeout`, also if it returns a result.
     fn time_limit(&self) -> Option<Duration> {
         Self::defaults().given_time_limit()
     }

@@ -1,6 +1,6 @@
 //! The trace of a job: between the OpenTelemetry context and the field `traceparent`. With the feature `opentelemetry`.
 //!
-//! A job carries a W3C `traceparent`, whatever propagator the application has set. It carries neither `tracestate` nor baggage.
+//! A job carries a W3C `traceparent`, also if the application has set another propagator. It carries neither `tracestate` nor baggage.
 
 use opentelemetry::{
     Context,

@@ -184,7 +184,7 @@ impl InvalidSpec {
         Self { problem: problem.into(), is_unknown_policy: false }
     }
 
-    /// A problem that is found by whoever reads a text with specifications in it.
+    /// A problem that the reader of a text with specifications has found.
     pub fn of_text(problem: impl Into<String>) -> Self {
         Self::new(problem)
     }

@@ -3,7 +3,7 @@
 //! The processes publish an event only if a subscriber has asked for its topic. A subscriber keeps an entry in `metadata` (the document
 //! `subscribers`) that names its topics and expires if it is not renewed. A process that has something to tell reads this document once a
 //! second at most, and keeps what it tells until it has read it. So a subscriber gets events within a second after it has subscribed, and
-//! where nobody subscribes the processes write nothing.
+//! without a subscriber the processes write nothing.
 //!
 //! Events are for people and dashboards. They are never the truth: each is acknowledged by the primary only, and dropped when too many wait.
 //! Each process numbers its events, so a reader detects the number of those that it missed. `events` is a capped collection, and a reader

@@ -1,6 +1,6 @@
 //! Files of jobs: the GridFS bucket `payloads`. The name of a file is the id of its job, `/`, and its name in the job.
 //!
-//! A file whose job is neither in `scheduled` nor in `archived` belongs to nobody, and the cleaner deletes it: the job was never enqueued,
+//! The cleaner deletes a file whose job is neither in `scheduled` nor in `archived`: the job was never enqueued,
 //! was not kept, or its period of retention has passed. The same goes for chunks without a file, which an upload leaves behind that was
 //! killed. Both are deleted only when they are older than a day, because a file is written before its job.
 

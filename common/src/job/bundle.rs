@@ -2,7 +2,13 @@
 //!
 //! In the document, `workable.items` has the parameters of the items, and `item_outcomes` has under the same index the outcome
 //! of each: null while nothing is recorded, `"done"` or `{done: true, result: …}`, or `{class, message, trace, why}` of a failure,
-//! with `why` once it is final. Used by the enqueuer (limits), the worker (the pending items) and the command line.
+//! with `why` once it is final.
+//!
+//! The worker writes outcomes in batches while the bundle runs, and all of them with the end of the run. If the worker dies, the crash verdict
+//! of the start holds for the bundle. Either the next start executes the items without a final outcome, also one that ended after the last
+//! acknowledged write. Or the bundle is archived as `worker-died`, and the outcome of such an item stays null.
+//!
+//! Used by the enqueuer (limits), the worker (the pending items) and the command line.
 
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 

@@ -90,7 +90,8 @@ impl From<bson::error::Error> for CorruptJob {
     }
 }
 
-/// The stored document without its [`Settings`]. Only the fields that every enqueuer must write have no default.
+/// The stored document without its [`Settings`]. Only the fields that every enqueuer must write have no default. Each field has a row in
+/// `docs/protocol.md`.
 #[derive(Deserialize)]
 struct JobDocument {
     #[serde(rename = "_id")]

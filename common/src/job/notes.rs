@@ -1,7 +1,8 @@
 //! The notes of a running job: what it reports about itself while it runs. They are its progress, its checkpoint and its log.
 //!
 //! A checkpoint is a cursor that the next attempt continues from. Pure: [`store`](crate::store) writes the notes, under the guard of the
-//! start.
+//! start. After the death of a worker, a job that runs again keeps its notes. A job that the cleaner archives has the notes that the cleaner
+//! has read.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 

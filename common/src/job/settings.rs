@@ -1,6 +1,6 @@
 //! Everything that can be said about how a job is treated: the one list.
 //!
-//! Used by every crate. Whatever describes a job holds these settings whole, and copies them whole:
+//! Used by every crate. Each description of a job holds these settings as one value, and copies them as one value:
 //!
 //! | form | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! The state of a job: waiting, running, or archived.
+//! The state of a job: waiting, started (locked ahead or running), or archived.
 
 use super::{Job, execution::Claim, finish_reason::FinishReason};
 use crate::base::{ids::WorkerId, instant::Instant};
@@ -11,7 +11,7 @@ pub enum JobState {
         /// When it is due.
         at: Instant,
     },
-    /// Running in a worker.
+    /// Locked by a worker: running there, or locked ahead.
     Started {
         /// The worker that holds it.
         worker: WorkerId,
@@ -34,9 +34,9 @@ pub enum Stage {
     Postponed,
     /// It is due.
     Queued,
-    /// It runs.
+    /// It is locked: it runs, or is locked ahead.
     Running,
-    /// It runs, and its cancellation is requested.
+    /// It is locked, and its cancellation is requested.
     Cancelling,
     /// It has ended with success.
     Done,

@@ -94,7 +94,7 @@ pub enum PublishError {
         /// Its size in bytes of BSON.
         bytes: usize,
     },
-    /// An error of MongoDB. If it is transient, the message may have been published, and nobody knows.
+    /// An error of MongoDB. If it is transient, it is unknown whether the message was published.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -103,7 +103,7 @@ impl Store {
     /// Publishes a message. Returns when a majority of the replica set has it.
     ///
     /// While MongoDB is away the message is sent again for up to a minute, under the same id, so it is published once. A topic needs no
-    /// preparation, and a message that nobody subscribes to is lost for later subscribers only when the history is over.
+    /// preparation, and later subscribers get a message as long as the history has it.
     ///
     /// ```no_run
     /// # use recruiter_common::{Pattern, Store, messages::From};

@@ -351,7 +351,7 @@ impl Store {
     }
 
     /// A session of the store's client, for a transaction of the application: it commits at majority, journaled, and reads from the
-    /// primary, whatever the settings of the client are.
+    /// primary. The settings of the client do not matter.
     ///
     /// A session that the client itself starts uses the client's settings. With `w: 1` a commit, and a job in it, can be rolled back by a
     /// failover.

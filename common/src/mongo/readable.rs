@@ -1,4 +1,4 @@
-//! Documents that are read whatever texts they have.
+//! Reads documents that may have invalid texts.
 //!
 //! The driver decodes a whole batch, and one document with bytes that are no UTF-8 fails it. So every read of documents decodes each of them
 //! by itself (I9). An invalid text gets replacement characters, and a process warns once of each such document. Where a text decides what is

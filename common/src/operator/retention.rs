@@ -8,7 +8,7 @@ use crate::{
     mongo::{Store, StoreError, schema::ARCHIVED_BY_END},
 };
 
-/// The finished jobs that a period of retention covers. It covers some: a class, or all others.
+/// The archived jobs that a period of retention covers. It covers some: a class, or all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Covered {
     /// All jobs of these classes.
@@ -17,7 +17,7 @@ pub struct Covered {
     pub others: Option<OtherClasses>,
 }
 
-/// Finished jobs of the classes that have no period of their own.
+/// Archived jobs of the classes that have no period of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherClasses {
     /// The classes that have one.

@@ -58,9 +58,9 @@ pub struct JobFilter {
     pub error_class: Option<String>,
     /// Part of the message of its last failure, ignoring case.
     pub message: Option<String>,
-    /// A finished job ended at this instant or later; any other job was enqueued then or later.
+    /// An archived job ended at this instant or later; any other job was enqueued then or later.
     pub since: Option<Instant>,
-    /// A finished job ended before this instant; any other job was enqueued before it.
+    /// An archived job ended before this instant; any other job was enqueued before it.
     pub until: Option<Instant>,
 }
 
@@ -107,7 +107,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// A walk over all jobs that match: over `archived` if the filter selects only finished jobs, otherwise over
+    /// A walk over all jobs that match: over `archived` if the filter selects only archived jobs, otherwise over
     /// `scheduled`.
     pub fn new(filter: JobFilter) -> Self {
         Self { filter, after: None, step: STEP, is_over: false, looked_at: 0 }
@@ -137,7 +137,7 @@ impl Walk {
 }
 
 impl JobFilter {
-    /// Whether the filter selects only finished jobs.
+    /// Whether the filter selects only archived jobs.
     pub fn is_archived(&self) -> bool {
         self.failed || self.why.is_some() || self.state == Some(StateFilter::Archived)
     }
@@ -296,7 +296,7 @@ impl Store {
         }
     }
 
-    /// One page of finished jobs by their end. Jobs that ended in the same millisecond have the order of the index,
+    /// One page of archived jobs by their end. Jobs that ended in the same millisecond have the order of the index,
     /// which is stable: a page begins after the last job of the previous page.
     async fn finished_jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
         let mut filter = filter.clone();

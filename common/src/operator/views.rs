@@ -24,7 +24,7 @@ use mongodb::options::Hint as IndexHint;
 
 /// Maximum number of waiting jobs counted per group, which takes about a second.
 pub const COUNTED: u64 = 1_000_000;
-/// Maximum number of finished jobs in the statistics: the newest ones.
+/// Maximum number of archived jobs in the statistics: the newest ones.
 pub const SAMPLED: usize = 10_000;
 /// Levels of a stored policy that are read. Each nested policy is at most four levels deeper (parameters, list, row,
 /// policy).
@@ -41,7 +41,7 @@ pub struct Waiting {
     pub postponed: u64,
 }
 
-/// The fields of a finished job that the statistics use.
+/// The fields of an archived job that the statistics use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// The group it was in.

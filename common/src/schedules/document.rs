@@ -168,7 +168,7 @@ fn timing_of(fields: &Fields<'_>) -> Result<Timing, InvalidSchedule> {
     }
 }
 
-/// The name of a stored schedule, for people, whatever its type is.
+/// The name of a stored schedule, for people. It may have any type.
 pub(super) fn name_of(document: &Document) -> String {
     document.get("_id").map_or_else(String::new, |id| id.as_str().map_or_else(|| id.to_string(), str::to_owned))
 }

@@ -1,11 +1,15 @@
 //! Jobs with a unique key.
 //!
-//! Three unique indexes on `scheduled` enforce the keys, whoever inserts a job: `unique` until the job is finished, `unique_while_waiting`
+//! Three unique indexes on `scheduled` enforce the keys for every enqueuer: `unique` until the job is finished, `unique_while_waiting`
 //! until its first start, and `unique_after` for the one job that waits for the end of the job with that `unique` key. A period is a
 //! document in `unique_periods`, written in the transaction that inserts the job.
 //!
 //! The content of a waiting unique job can be replaced. Each replacement counts in `replaced`, and a start, a cancellation and an expiry
 //! repeat the count that they have read. So no worker runs a content that was replaced before the start.
+//!
+//! A job with `unique_after` is due in the year 9999. The process that archives the job with the key gives the key to its successor and makes
+//! it due, with one update. While the other job exists, the unique index refuses this update. A cleaner repeats it for successors whose
+//! predecessor is gone.
 
 use std::collections::HashMap;
 

@@ -34,7 +34,7 @@ pub enum WaitError {
         /// The job.
         job: JobId,
     },
-    /// The job was there and is gone, although it should be in the archive: somebody has deleted it. How it has ended is unknown.
+    /// The job was deleted during the wait. How it has ended is unknown.
     #[error("job {job} is gone and is not in the archive: somebody has deleted it, and how it has ended is unknown")]
     Gone {
         /// The job.

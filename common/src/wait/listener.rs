@@ -17,7 +17,7 @@ const LINGER: Duration = Duration::from_secs(60);
 /// Pause after a failed call.
 pub(super) const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// The listener of a process. It ends when nobody has waited for a while.
+/// The listener of a process. It ends some time after the last wait.
 pub(super) async fn listen(store: Store) {
     let id = ObjectId::new();
     loop {
@@ -130,7 +130,7 @@ async fn look(store: &Store) {
     }
 }
 
-/// Returns when nobody has waited for a while.
+/// Returns some time after the last wait.
 async fn until_idle(waiters: &Waiters) {
     let mut idle = 0;
     while idle < 10 {

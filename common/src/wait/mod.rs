@@ -2,11 +2,11 @@
 //!
 //! All waits of a process share one listener. It asks the other processes to publish the ids of the jobs that end
 //! ([`events`](crate::events)), and reads them. Each process publishes one small document for a batch of jobs that it has archived, and only
-//! while somebody waits. A job needs no mark for this, so any job can be waited for, also one that runs already.
+//! while a process waits. A job needs no mark for this, so any job can be waited for, also one that runs already.
 //!
 //! A change stream over `archived` would need no other process. But for each stream MongoDB unwinds every transaction of up to 1,000 jobs:
 //! one stream cost it a fifth more processor time, the ring a twentieth at most (docs/performance.md). The ring is written once for all
-//! who wait, whatever their number.
+//! processes that wait.
 //!
 //! An id that is published is a hint. After it, and at the beginning, the job itself is read. If a hint is lost, the job is found by a look:
 //! one query for all jobs that this process waits for. The looks are 2 s apart. In the first second after the first wait, when other
@@ -15,7 +15,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `waiters` | those who wait in this process |
+//! | `waiters` | the waits of this process |
 //! | `listener` | reads the ids of ended jobs, and looks at jobs |
 //! | `error` | why a wait has no result |
 

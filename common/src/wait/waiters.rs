@@ -21,11 +21,11 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The same while they do not, because the events cannot be read.
 const LOOK_BLINDLY_EVERY: Duration = Duration::from_millis(500);
 
-/// Those who wait for jobs in this process.
+/// The waits for jobs in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     state: Mutex<State>,
-    /// Notified when somebody begins to wait.
+    /// Notified when a wait begins.
     pub(super) arrived: Notify,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct State {
     pub(super) is_listening: bool,
     /// The task of the last listener.
     pub(super) listener: Option<JoinHandle<()>>,
-    /// Since when the other processes can know that somebody waits.
+    /// Since when the other processes can know of a wait.
     pub(super) subscribed_at: Option<Monotonic>,
     /// Whether the ids of ended jobs are read at the moment.
     pub(super) hears: bool,
@@ -72,7 +72,7 @@ impl Drop for Place {
 }
 
 impl Store {
-    /// Those who wait for jobs in this process.
+    /// The waits for jobs in this process.
     pub(crate) fn waiters(&self) -> &Arc<Waiters> {
         self.part()
     }

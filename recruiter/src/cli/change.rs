@@ -62,7 +62,7 @@ Examples:
   recruiter jobs change 65a1b2c3d4e5f60718293a4b --at 2030-01-31T18:00:00Z";
 
 pub(crate) const CANCEL_EXAMPLES: &str = "\
-Cancels the jobs with these ids, or all unfinished jobs that match the filters.
+Cancels the jobs with these ids, or all waiting and running jobs that match the filters.
 
 Examples:
   recruiter jobs cancel 65a1b2c3d4e5f60718293a4b
@@ -71,8 +71,8 @@ Examples:
       cancel waiting jobs only, no running ones";
 
 pub(crate) const DELETE_EXAMPLES: &str = "\
-Deletes the archived jobs with these ids, or all that match the filters. An unfinished job is never
-deleted: cancel it first.
+Deletes the archived jobs with these ids, or all that match the filters. A waiting or running job is
+never deleted: cancel it first.
 
 Examples:
   recruiter jobs delete --why malformed

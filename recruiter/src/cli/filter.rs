@@ -46,10 +46,10 @@ pub(crate) struct FilterArgs {
     /// Jobs whose last failure message contains this text, ignoring case
     #[arg(long, env = "RECRUITER_JOBS_MESSAGE", value_name = "TEXT")]
     message: Option<String>,
-    /// Finished jobs that ended, and other jobs enqueued, at this instant or later; 2h means two hours ago
+    /// Archived jobs that ended, and other jobs enqueued, at this instant or later; 2h means two hours ago
     #[arg(long, env = "RECRUITER_JOBS_SINCE", value_name = "WHEN", value_parser = when_of_text)]
     since: Option<When>,
-    /// Finished jobs that ended, and other jobs enqueued, before this instant; 2h means two hours ago
+    /// Archived jobs that ended, and other jobs enqueued, before this instant; 2h means two hours ago
     #[arg(long, env = "RECRUITER_JOBS_UNTIL", value_name = "WHEN", value_parser = when_of_text)]
     until: Option<When>,
 }

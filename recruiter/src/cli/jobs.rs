@@ -90,7 +90,7 @@ enum JobsCommand {
         #[command(flatten)]
         format: Format,
     },
-    /// Retry jobs: make a waiting job due now, or enqueue a finished job again under a new id
+    /// Retry jobs: make a waiting job due now, or enqueue an archived job again under a new id
     #[command(after_help = RETRY_EXAMPLES)]
     Retry {
         /// Include jobs that were retried before

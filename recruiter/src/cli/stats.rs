@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::output::{Column, Format, Row, Screen, moment, printable, table};
 
-/// Period for which finished jobs are read.
+/// Period for which archived jobs are read.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
 
 /// Maximum number of (group, class) pairs of waiting jobs that are compared with the workers.
@@ -188,7 +188,7 @@ impl Times {
 #[derive(Clone, Debug)]
 struct Statistics {
     at: Instant,
-    /// Period in which the finished jobs ended.
+    /// Period in which the archived jobs ended.
     window: TimeDelta,
     /// Whether the period was shortened, because too many jobs finished within a minute.
     cut: bool,

@@ -151,7 +151,7 @@ impl Notes {
         known.waiting.clear();
     }
 
-    /// Holds back all writes, once none is on its way and nobody waits for one.
+    /// Holds back all writes, once none is on its way and no job waits for one.
     pub(crate) async fn hold(self: &Arc<Self>) -> Held {
         loop {
             let settled = self.settled.notified();

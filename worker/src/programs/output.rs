@@ -79,7 +79,7 @@ pub(super) struct Errors {
 impl Errors {
     /// Enough of a line to hold the longest error class.
     const LONGEST_LINE: usize = 2 * failure::LONGEST_CLASS;
-    /// Enough for the trace, whatever the encoding.
+    /// Enough for the trace in every encoding.
     const KEPT: usize = 2 * failure::LONGEST_TRACE;
 
     pub(super) fn with_messages(has_messages: bool) -> Self {

@@ -1,6 +1,6 @@
 //! The arguments of a program, as the workables file writes them: text with placeholders for a job's parameters.
 //!
-//! One argument stays one argument, whatever value a placeholder gets.
+//! One argument stays one argument, with every value of a placeholder.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 

@@ -1,6 +1,6 @@
 //! A workable's own transaction: its writes, the jobs that it enqueues, and the end of its job are committed as one.
 //!
-//! Whatever dies, at whatever point: either all of it is there or nothing. A worker that was declared dead cannot commit, because its job
+//! If a process dies at any point, either all of it is there or nothing. A worker that was declared dead cannot commit, because its job
 //! is not locked by its start any more. So the effects of a job inside the database happen exactly once for each job that is done.
 //!
 //! The end and the commit run in a task of their own. So they are not broken off half-way when the execution is (at its time limit, by a

@@ -74,7 +74,7 @@ const CLEANER: CleanerArgs = CleanerArgs {
 /// // One job, and its result:
 /// let greeting = system.run::<Greet>(Greet { name: "Ada".into() }.as_job(), SOON).await?;
 /// assert_eq!(greeting, "hello, Ada");
-/// // Whatever the code under test enqueues on `system.store()`:
+/// // What the code under test enqueues on `system.store()`:
 /// Greet { name: "Grace".into() }.as_job().enqueue(system.store()).await?;
 /// system.until_idle(SOON).await?;
 /// system.stop().await?;

@@ -7,7 +7,11 @@
 //!
 //! Hints stay hints: each may be lost, and no decision relies on one. A process without a connection uses the capped collections. A worker
 //! that loses its connection tails its capped collection again, and first reads its assignment. A leader that is silent for [`SILENT_FOR`]
-//! counts as gone. A new leader has a new socket, and a worker connects to it after the first keep-alive that it receives from it.
+//! counts as gone. A new leader has a new socket, and a worker connects to it after the first keep-alive that it receives from it. A process
+//! that only sends hints connects after its second one.
+//!
+//! Cancellations, and hints about requests to workers, always go through MongoDB, and the leader passes them on to connected workers. So a
+//! process that may only read the database, and thereby knows the secret, cannot cancel a job. A wrong hint of it costs a round.
 //!
 //! | file | what it is |
 //! |---|---|

@@ -14,7 +14,7 @@ pub const GATED_JOBS: &str = "gated_jobs";
 pub const LINES: &str = "lines";
 /// The permits that workers hold: a second worker with the same permit is refused.
 pub const HELD_PERMITS: &str = "held_permits";
-/// Makes jobs unique until they are finished: a finished job leaves `scheduled`.
+/// Makes jobs unique until they are finished: an archived job leaves `scheduled`.
 pub const UNIQUE: &str = "unique";
 /// Makes jobs unique until their first start. A start counts in `attempts`, which never decreases, so it removes the index entry for good:
 /// a retry cannot collide.
@@ -31,7 +31,7 @@ pub const EXPIRING_JOBS: &str = "expiring_jobs";
 const EXPIRED_PERIODS: &str = "expired_periods";
 /// Deletes messages whose time is over.
 const EXPIRED_MESSAGES: &str = "expired_messages";
-/// Serves `prune_archived`, the statistics and the list of the newest finished jobs.
+/// Serves `prune_archived`, the statistics and the list of the newest archived jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
 /// Serves `schedule_revisions`, in each poll of the leading recruiter.

@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Messages,
     /// Is capped.
     Hints,
-    /// Is capped, and made when somebody subscribes.
+    /// Is capped, and made with the first subscriber.
     Events,
     Plain,
     /// The first insert makes it.

@@ -43,9 +43,10 @@ pub(crate) async fn ensure_indexes(store: &Store, version: i32) -> Result<(), St
     }
 }
 
-/// An index that cannot be made, or that an operator has hidden, keeps no other one from being made: reads then use what is there. By an index
-/// of expiry MongoDB deletes documents, so that documents of an application are an error, whatever is listed, after the other indexes are
-/// there. So is a refused unique index, without which a promise would be broken.
+/// Makes these indexes. One that cannot be made, or that an operator has hidden, does not keep the others from being made: reads then use
+/// another index or none. Two failures are errors, after the other indexes are made: a refused unique index, because without it a promise
+/// would be broken; and an index of expiry on a collection with documents of an application, because MongoDB would delete them, also if the
+/// collection is listed as Recruiter's.
 pub(crate) async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
     let mut failed = None;
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {

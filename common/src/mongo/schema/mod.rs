@@ -2,7 +2,12 @@
 //!
 //! Checked when a process starts, and when an error reports that something is missing. Correct parts are left
 //! unchanged, others are created again. A collection of an application is refused before anything is written. The role `readWrite` is
-//! enough for this, with one exception: changing an existing validator needs the action `collMod`.
+//! enough for this, with one exception: changing an existing validator needs the action `collMod`. Without it a process logs a warning and
+//! goes on with the old validator.
+//!
+//! Each index on `scheduled` costs every archival some microseconds, also for jobs that are not in it. So the indexes of a feature are made
+//! when it is used for the first time. The version of the schema keeps an older release from changing what a newer one has made. An index with
+//! another number (`due_jobs_2`) is built beside the old one, which the first leader of the new release drops.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! Whose collections they are. A collection of an application that has one of our names is refused before anything is written.
 //!
 //! The document `collections` in `metadata` has the UUIDs of the collections that are Recruiter's. A collection with another UUID (an earlier
-//! release made it, it was restored, or somebody has dropped it and made another one) is examined: it is Recruiter's if it has a validator of
+//! release made it, it was restored, or it was dropped and made again) is examined: it is Recruiter's if it has a validator of
 //! this release, or if its documents look like those of Recruiter: all of them, or at least one in a collection that the first insert makes or
 //! that has a validator of another release. An empty one is Recruiter's as well, unless the schema is not made yet and Recruiter would have
 //! made it with options.
@@ -170,7 +170,7 @@ fn fields(validator: &Document) -> Vec<&str> {
     properties.map(|properties| properties.keys().map(String::as_str).collect()).unwrap_or_default()
 }
 
-/// Whether documents of an application are in the collection, whatever is listed.
+/// Whether documents of an application are in the collection, also if it is listed as Recruiter's.
 ///
 /// # Errors
 /// [`StoreError::Foreign`] if there are.

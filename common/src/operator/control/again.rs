@@ -1,4 +1,4 @@
-//! A finished job as a new one. Pure.
+//! An archived job as a new one. Pure.
 
 use bson::{Bson, Document};
 

@@ -12,7 +12,7 @@ use crate::{
 /// A change to jobs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// Enqueues a finished job again under another id, which its archived document stores as `retried_as`. Makes a
+    /// Enqueues an archived job again under another id, which its archived document stores as `retried_as`. Makes a
     /// waiting job due now.
     Retry {
         /// Whether jobs that were retried before are retried as well.
@@ -128,7 +128,7 @@ pub enum Refusal {
         /// The key.
         key: String,
     },
-    /// Only finished jobs are retried with new content.
+    /// Only archived jobs are retried with new content.
     #[error("it is not finished, and only finished jobs are retried with new content: cancel it first")]
     NotFinished,
     /// It waits for other jobs.

@@ -9,9 +9,9 @@
 //! | `change`, `alteration` | a change, and its outcome for one job; new values for waiting jobs |
 //! | `filter` | which jobs a change applies to |
 //! | `step` | what is to be done with one job, decided by its document |
-//! | `again`, `revision` | a finished job as a new one; its new content |
+//! | `again`, `revision` | an archived job as a new one; its new content |
 //! | `graph` | changes of whole graphs |
-//! | `export` | finished jobs as lines of JSON |
+//! | `export` | archived jobs as lines of JSON |
 //! | `patience` | how long a call is repeated |
 
 pub(crate) mod again;

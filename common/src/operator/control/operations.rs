@@ -1,4 +1,4 @@
-//! The changes of operators: cancellation requests, due dates, retries of finished jobs, deletion, retention.
+//! The changes of operators: cancellation requests, due dates, retries of archived jobs, deletion, retention.
 //!
 //! [`control`](crate::operator::control) decides the changes. This file writes them. The filter of each write repeats the conditions of the
 //! decision.
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// A finished job that is to be enqueued again.
+/// An archived job that is to be enqueued again.
 #[derive(Clone, Debug)]
 pub struct Retrial {
-    /// The finished job.
+    /// The archived job.
     pub job: JobId,
     /// Its `retried_as` when it was read.
     pub retried_as: Option<Bson>,
@@ -38,7 +38,7 @@ pub struct Retrial {
     pub document: Arc<Document>,
 }
 
-/// The note that the retry of a graph has begun, at the finished job that it will enqueue again last.
+/// The note that the retry of a graph has begun, at the archived job that it will enqueue again last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RetryNote {
     /// That job.
@@ -140,7 +140,7 @@ impl Store {
         Ok(found.iter().filter_map(id_of).collect())
     }
 
-    /// Enqueues finished jobs again, each under a new id, in one transaction. The archived document gets the new id as
+    /// Enqueues archived jobs again, each under a new id, in one transaction. The archived document gets the new id as
     /// `retried_as`. Returns for each job, in order, whether it was recorded.
     ///
     /// Filter: id, and `retried_as` as it was when the job was read. The archived documents are changed first. If one of them has changed
@@ -210,7 +210,7 @@ impl Store {
         Ok(call("is_given_up", async move { archived.count_documents(without).await }).await? > 0)
     }
 
-    /// Notes at a finished job that the retry of its graph has begun and will enqueue it again last. The transaction that does so removes the
+    /// Notes at an archived job that the retry of its graph has begun and will enqueue it again last. The transaction that does so removes the
     /// note. Returns whether the job is there and not retried. The note of an earlier retry is replaced, which gives that one up.
     ///
     /// Filter: id, not retried. Index: `_id`. Invariant: none, the graph does not end while a job that is not retried has the note.
@@ -296,7 +296,7 @@ impl Store {
         Ok(call("delete_archived", async move { archived.delete_many(these).await }).await?.deleted_count)
     }
 
-    /// Deletes up to `limit` archived documents that ended before `before`, whatever the type of their ids. Returns their number.
+    /// Deletes up to `limit` archived documents that ended before `before`, with ids of any type. Returns their number.
     ///
     /// Filter: ended before. Index: `archived_by_end`. Invariant: none, the operator configured the retention.
     pub async fn prune_archived(&self, before: Instant, limit: i64) -> Result<u64, StoreError> {

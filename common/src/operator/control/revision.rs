@@ -1,4 +1,4 @@
-//! New content for finished jobs that are retried: changed parameters, another retry policy, another group or priority.
+//! New content for archived jobs that are retried: changed parameters, another retry policy, another group or priority.
 
 use bson::{Bson, Document};
 

@@ -8,7 +8,7 @@ use recruiter_common::{enqueue::NewJob, instant::monotonic_ns, shutdown::pause};
 
 use super::{Setting, Times, stage::Stage};
 
-/// Jobs before the measurement. After the first one, all processes know within two seconds that somebody waits.
+/// Jobs before the measurement. After the first one, all processes know within two seconds of the wait.
 const WARM_UP: Duration = Duration::from_secs(3);
 /// How often the archive is read.
 const LOOK_EVERY: Duration = Duration::from_micros(500);

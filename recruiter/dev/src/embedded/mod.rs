@@ -85,7 +85,7 @@ pub enum EmbeddedError {
         /// The error in its log.
         last_words: String,
     },
-    /// The mongod ended after it had started, and nobody had asked it to.
+    /// The mongod ended after it had started, without a request to stop.
     #[error("mongod {how} (see {})", log.display())]
     Ended {
         /// By which signal or with which exit code.
