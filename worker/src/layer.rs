@@ -13,7 +13,7 @@ use crate::{
 
 /// Code around the execution of every job of a worker, and of every item of a bundle: asynchronous and blocking workables, and programs.
 ///
-/// It can do something before and after, look at the outcome and change it, or leave the execution out. It runs within the time limit of the
+/// It can run code before and after, read and change the outcome, or leave the execution out. It runs within the time limit of the
 /// job, in the span of the job, and a panic in it is a failure of the job. It ends before the outcome is recorded: for what must follow the
 /// record, use the hooks of [`Executable`](crate::Executable) or [`Worker::listen`](crate::Worker::listen).
 ///

@@ -35,7 +35,7 @@ const OPENS_WITHIN: Duration = Duration::from_secs(5);
 /// A recruiter never assigns jobs to this process. Jobs that only a recruiter can admit are enqueued for the workers: jobs with limits or in
 /// a line, in a group with a limit or maintenance windows, or in a paused group or class; with a later date, an expiry, a unique key or a
 /// graph. So are jobs of other classes and groups than those of the worker, and jobs above its
-/// [`concurrency`](WorkerConfig::concurrency), and all jobs while an operator wants this process to be quiet. A new pause counts from the
+/// [`concurrency`](WorkerConfig::concurrency). While an operator wants this process to be quiet, all jobs are. A new pause counts from the
 /// next heartbeat on.
 ///
 /// ```no_run

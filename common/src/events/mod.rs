@@ -1,4 +1,4 @@
-//! Events: what happens to jobs and workers, for those who ask.
+//! Events: what happens to jobs and workers, for subscribers.
 //!
 //! The processes publish an event only if a subscriber has asked for its topic. A subscriber keeps an entry in `metadata` (the document
 //! `subscribers`) that names its topics and expires if it is not renewed. A process that has something to tell reads this document once a

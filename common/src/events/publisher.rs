@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 pub(crate) const FRESH: Duration = Duration::from_secs(1);
 /// Maximum number of events that wait. Further ones are dropped.
 const WAITING: usize = 10_000;
-/// Maximum number of ids of ended jobs that wait. Those who wait for the jobs find the others by a look.
+/// Maximum number of ids of ended jobs that wait. Polls find the others.
 const WAITING_ENDS: usize = 100_000;
 /// Maximum number of events in one document.
 const EVENTS: usize = 1_000;

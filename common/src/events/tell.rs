@@ -46,7 +46,7 @@ impl Store {
     }
 
     /// Tells that jobs have ended, and which. A caller that ends jobs in its own transaction ([`Store::finish_in`]) calls it after the
-    /// commit, so that those who wait for the jobs learn it at once.
+    /// commit, so that waits for the jobs end at once.
     pub fn tell_ended<'a>(&self, ends: impl IntoIterator<Item = &'a Archival>) {
         let Some(wanted) = self.publisher().wanted() else { return };
         let (mut events, mut ended) = (Vec::new(), Vec::new());

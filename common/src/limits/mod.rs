@@ -4,8 +4,8 @@
 //! in the collection `limits`: under its own name, or under a prefix that ends in `*`. A limit under a prefix holds for each resource with
 //! that prefix by itself, so `customer:*` limits each customer. A group has its limit in the collection `groups`.
 //!
-//! A *capacity* is exact, because MongoDB enforces it: a worker holds one numbered permit of each resource for each limited job that it runs,
-//! for example `printer#0`, and a unique index refuses a second worker with the same permit. The recruiter chooses numbers that are free,
+//! A *capacity* is exact, because MongoDB enforces it. For each limited job that it runs, a worker holds one numbered permit of each resource,
+//! for example `printer#0`. A unique index refuses a second worker with the same permit. The recruiter chooses numbers that are free,
 //! and grants them with the assignment. When a job returns, its worker passes the permits on to the next job of the same group and gate, or
 //! returns them with its next report. So a permit that stays with a worker costs nothing.
 //!

@@ -1,6 +1,6 @@
 //! Whether the settings let the jobs of a lane start. Pure.
 //!
-//! The leading recruiter and everyone who asks why a job waits use this one function. They differ in what they know: see [`InUse`].
+//! The leading recruiter uses this function, and so does each command that says why a job waits. They differ in what they know: see [`InUse`].
 
 use super::{
     Limit, Settings,

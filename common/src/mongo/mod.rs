@@ -13,10 +13,9 @@
 //! | `parts` | what other rooms keep with a connection |
 //! | `error` | errors |
 //!
-//! Writers of a job: every enqueuer inserts. An unlocked job is written by a start, a change of its due date, priority or group, a
-//! cancellation, its expiry, an enqueuer that replaces it, or the archiving of an invalid document. Each of these has `locked: false` in
-//! the filter. A locked job is written only by the holder of the
-//! start, or by a cleaner after the holder's death.
+//! Writers of a job: every enqueuer inserts. An unlocked job is started, changed (date, priority, group), cancelled, replaced by an enqueuer, or
+//! archived because it has expired or is invalid. Each of these writes has `locked: false` in its filter. Only the holder of the start writes a
+//! locked job, or a cleaner after the holder's death. Everyone may request its cancellation.
 //!
 //! Repetition of failed calls:
 //!

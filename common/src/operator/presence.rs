@@ -135,8 +135,8 @@ impl Worker {
         self.is_alive() && self.seen_before.is_some_and(|silence| silence > self.lease / 2)
     }
 
-    /// Whether a cleaner should have ended its jobs by now. A cleaner retires a worker after one and a half leases of silence, and after 30 s by
-    /// default (`--dead-after`), so a silence of more than two leases and 45 s means that no cleaner runs.
+    /// Whether a cleaner should have ended its jobs by now. By default a cleaner retires a worker after 30 s of silence (`--dead-after`), or one
+    /// and a half leases if that is longer. So a silence of more than two leases and 45 s means that no cleaner runs.
     pub fn is_overdue(&self) -> bool {
         self.silent_for.is_some_and(|silence| silence / 2 > self.lease && silence > TimeDelta::seconds(45))
     }

@@ -1,4 +1,4 @@
-//! The listener of a process: reads the ids of ended jobs, and looks at the jobs in case one was lost.
+//! The listener of a process: reads the ids of ended jobs, and polls the jobs in case an id was lost.
 
 use std::time::{Duration, Instant as Monotonic};
 
@@ -60,7 +60,7 @@ async fn subscribe(store: &Store, id: ObjectId) {
     }
 }
 
-/// Whether the same call is useless for a while: a user who may only read cannot create the ring, and looks are enough.
+/// Whether the same call is useless for a while: a user who may only read cannot create the ring, and polls are enough.
 fn is_lasting(error: &StoreError) -> bool {
     error.is_unauthorized() || !error.is_transient()
 }

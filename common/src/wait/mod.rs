@@ -8,15 +8,15 @@
 //! one stream cost it a fifth more processor time, the ring a twentieth at most (docs/performance.md). The ring is written once for all
 //! processes that wait.
 //!
-//! An id that is published is a hint. After it, and at the beginning, the job itself is read. If a hint is lost, the job is found by a look:
-//! one query for all jobs that this process waits for. The looks are 2 s apart. In the first second after the first wait, when other
-//! processes may not know of it yet, they begin with 10 ms and double. The listener ends a minute after the last wait, so an application
+//! An id that is published is a hint. After it, and at the beginning, the job itself is read. If a hint is lost, a poll finds the job: one
+//! query for all jobs that this process waits for, every 2 s. In the first second after the first wait, when other processes may not know of
+//! it yet, the polls begin with 10 ms, and each interval is twice the one before. The listener ends a minute after the last wait, so an application
 //! that waits again and again does not begin anew.
 //!
 //! | file | content |
 //! |---|---|
 //! | `waiters` | the waits of this process |
-//! | `listener` | reads the ids of ended jobs, and looks at jobs |
+//! | `listener` | reads the ids of ended jobs, and polls jobs |
 //! | `error` | why a wait has no result |
 
 mod error;

@@ -1,4 +1,4 @@
-//! Those who wait for jobs in this process, and when a look is due. Pure.
+//! The waits for jobs in this process, and when a poll is due. Pure.
 
 use crate::{base::ids::JobId, mongo::Store};
 use std::{
@@ -14,9 +14,9 @@ use tokio::{
 
 /// How long after the subscription the other processes may not know of it: the time that they cache, and some more for a slow machine.
 const UNKNOWN_FOR: Duration = Duration::from_millis(1_500);
-/// The first look after a subscription. The next ones double.
+/// The first interval after a subscription. Each further one is twice as long.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
-/// The time between looks while hints arrive.
+/// The time between polls while hints arrive.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// The same while they do not, because the events cannot be read.
 const LOOK_BLINDLY_EVERY: Duration = Duration::from_millis(500);
@@ -41,7 +41,7 @@ pub(super) struct State {
     pub(super) hears: bool,
 }
 
-/// One who waits for a job. Dropping it ends the wait.
+/// A wait for a job. Dropping it ends the wait.
 pub(super) struct Place {
     waiters: Arc<Waiters>,
     job: JobId,
@@ -101,7 +101,7 @@ impl Waiters {
         listener
     }
 
-    /// Lets those who wait for this job read it.
+    /// Lets the waits for this job read it.
     pub(super) fn wake(&self, job: JobId) {
         if let Some(ended) = self.state().waiting.get(&job) {
             ended.send_replace(());
@@ -112,7 +112,7 @@ impl Waiters {
         self.state().waiting.keys().copied().collect()
     }
 
-    /// When the next look is due, after a look that was this long ago.
+    /// When the next poll is due, after a poll that was this long ago.
     pub(super) fn look_after(&self, last: Duration) -> Duration {
         let state = self.state();
         match state.subscribed_at {

@@ -145,7 +145,8 @@ fn the_fields_and_settings_of_a_job_are_those_of_the_tables() {
     let listed = listed("### Fields of a job");
     assert_eq!(listed.iter().copied().filter(|field| *field != "its settings").collect::<BTreeSet<_>>(), fields);
     assert!(listed.len() > 35, "{listed:?}");
-    let sources: String = sources().into_iter().filter(|(path, _)| path.starts_with(root().join("common/src"))).map(|(_, text)| text).collect();
+    let sources: String =
+        sources().into_iter().filter(|(path, _)| path.starts_with(root().join("common/src"))).map(|(_, text)| text).collect();
     for field in later {
         assert!(sources.contains(&format!("\"{field}\"")), "nothing in the sources is called {field}");
     }

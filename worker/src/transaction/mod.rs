@@ -3,8 +3,8 @@
 //! If a process dies at any point, either all of it is there or nothing. A worker that was declared dead cannot commit, because its job
 //! is not locked by its start any more. So the effects of a job inside the database happen exactly once for each job that is done.
 //!
-//! The end and the commit run in a task of their own. So they are not broken off half-way when the execution is (at its time limit, by a
-//! cancellation), and the attempt waits for them before it decides how the job has ended.
+//! The end and the commit run in a task of their own. So a time limit or a cancellation that aborts the execution does not abort them. The
+//! attempt waits for them before it decides how the job has ended.
 //!
 //! The notes of the job are held back until the outcome is known, because the transaction would conflict with each write of them.
 //!
@@ -54,9 +54,9 @@ const REPEATED_FOR: Duration = Duration::from_secs(120);
 const TRANSACTION: &str = "transaction";
 
 impl Context {
-    /// Runs a transaction that also ends the job: the writes of `body` in its session, the jobs that it enqueues there, and the end of the
-    /// job as done, with the result of `body`, are committed as one, or not at all. So the effects happen exactly once, also if the worker is
-    /// killed at any point, or wakes up after it was declared dead.
+    /// Runs a transaction that also ends the job. These are committed as one, or not at all: the writes of `body` in its session, the jobs that
+    /// it enqueues there, and the end of the job as done, with the result of `body`. So the effects happen exactly once, also if the worker is
+    /// killed at any point, or resumes after it was declared dead.
     ///
     /// The collections must be on the client of the worker's store: `job.store().client()`. `body` runs again after a write conflict or a
     /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), must not keep it, and must not

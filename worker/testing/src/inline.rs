@@ -30,8 +30,8 @@ pub enum InlineError {
     NotAlone(#[from] NotAlone),
 }
 
-/// Executes a job as a worker would: its parameters are stored and decoded again, its workable runs within the layers and the time limit of
-/// the class, its retry policy decides about a failure, and the hooks are called. Nothing is written, and no MongoDB is needed.
+/// Executes a job as a worker would. Its parameters are encoded and decoded again. Its workable runs within the layers and the time limit of
+/// the class. Its retry policy decides about a failure, and the hooks are called. Nothing is written, and no MongoDB is needed.
 ///
 /// ```
 /// use std::time::Duration;

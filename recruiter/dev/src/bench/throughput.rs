@@ -38,12 +38,12 @@ pub(super) struct BurnDown {
     /// Keep failures only: a job that succeeds is deleted, and not archived
     #[arg(long, env = "RECRUITER_BENCH_KEEP_FAILURES", value_parser = BoolishValueParser::new())]
     keep_failures: bool,
-    /// Who wants to know of each job that ends, during the measurement
+    /// A reader that is told of each job that ends, during the measurement
     #[arg(long, env = "RECRUITER_BENCH_WATCHER", value_name = "WATCHER")]
     watcher: Option<Watcher>,
 }
 
-/// One who wants to know of ended jobs.
+/// A reader that is told of ended jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Watcher {
     /// Waits for one job that never ends: the ids of all jobs are published.
