@@ -4,7 +4,7 @@ use std::{panic::Location, pin::pin, time::Duration};
 
 use tokio::time::{interval, timeout};
 
-/// The deadline of whatever must happen in the end. It is reached only if it never happens: a promise of a shorter time is measured by
+/// The deadline of what must happen in the end. It is reached only if it never happens: a promise of a shorter time is measured by
 /// [`best_of_three`].
 pub const SOON: Duration = Duration::from_secs(300);
 /// How often a condition is checked.

@@ -124,7 +124,7 @@ async fn archived(database: &TestDatabase, class: &str) -> String {
     job.get_str("why").expect("an archived job has a finish reason").to_owned()
 }
 
-/// A directory with the units, whatever they refer to, and stand-ins for the programs: what `systemd-analyze` looks at.
+/// A directory with the units, what they refer to, and stand-ins for the programs: what `systemd-analyze` looks at.
 fn root_with_units() -> TempDir {
     let root = tempfile::tempdir().expect("a directory");
     let (units, programs) = (root.path().join("etc/systemd/system"), root.path().join("usr/bin"));

@@ -1,5 +1,5 @@
-//! Bad days of MongoDB itself, and wrong clocks: members that step down, die, freeze, are cut off, are slow, are full, and
-//! whoever has a clock that is an hour off. Enqueuers go on all the time and send again what they got no answer for.
+//! Bad days of MongoDB itself, and wrong clocks: members that step down, die, freeze, are cut off, are slow, are full;
+//! and processes with clocks that are an hour off. Enqueuers go on all the time, and send again what was not acknowledged.
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 

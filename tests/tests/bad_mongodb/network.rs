@@ -1,4 +1,4 @@
-//! Lines to a healthy replica set that are cut, let through one way only, or are slow: for everybody, and for one worker alone.
+//! Lines to a healthy replica set that are cut, let through one way only, or are slow: for all processes, and for one worker alone.
 
 use std::time::Duration;
 

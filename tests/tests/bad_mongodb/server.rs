@@ -18,12 +18,12 @@ use crate::stage::{PATIENT, Stage};
 pub(crate) static SETS: Semaphore = Semaphore::const_new(3);
 /// How long what stands still or is cut off stays so: longer than any call waits.
 const OUTAGE: Duration = Duration::from_secs(12);
-/// Everybody, with somebody who stands by.
+/// All programs, with a recruiter that stands by.
 const ALL: [Role; 5] = [Role::Recruiter, Role::Recruiter, Role::Cleaner, Role::Worker, Role::Worker];
 /// Longer than most faults.
 const LASTING_MS: i64 = 8_000;
 
-/// Strikes a set while a fleet works on it, and enqueuers go on: in the full length so many times, otherwise once. Nobody dies of it.
+/// Strikes a set while a fleet works on it, and enqueuers go on: in the full length so many times, otherwise once. No process dies of it.
 async fn strike(fault: &str, times: usize, blow: impl AsyncFn(&mut ReplicaSet)) {
     let _turn = SETS.acquire().await.unwrap();
     let mut set = ReplicaSet::start(3).await;
@@ -47,7 +47,7 @@ async fn strike(fault: &str, times: usize, blow: impl AsyncFn(&mut ReplicaSet)) 
 }
 
 /// Waits until every member has all that the primary has. Until then a set that loses its primary once more has no majority
-/// to write to: a member may be rolling back, from somebody who is away now.
+/// to write to: a member may be rolling back, from another one that is away now.
 pub(crate) async fn whole(set: &ReplicaSet) {
     set.whole().await;
     let everywhere = doc! { "appendOplogNote": 1, "data": {}, "writeConcern": { "w": 3, "wtimeout": 400 } };

@@ -96,8 +96,8 @@ impl Stage {
         self.enqueuers.push(Enqueuer::start(uri, &self.world.asked, None).await);
     }
 
-    /// Starts one whose line is bad as well: many of its jobs are inserted, or are not, and it does not learn it. Nobody else may
-    /// enqueue on this line.
+    /// Starts one whose line is bad as well: many of its jobs are inserted, or are not, and it does not learn it. No other enqueuer may
+    /// use this line.
     pub(crate) async fn enqueue_on_a_bad_line(&mut self, line: &Proxy) {
         let armed = [(Action::LoseReply, 1), (Action::Cut, 4)].map(|(action, turn)| {
             let asked = AtomicU32::new(0);

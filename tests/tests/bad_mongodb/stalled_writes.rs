@@ -36,8 +36,8 @@ async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {
     }
 }
 
-/// I10: reads show heartbeats that do not change, and everybody lives. When writes go on, heartbeats that waited in MongoDB and
-/// whatever a cleaner has sent meanwhile are carried out in any order; one worker sends its heartbeat only then, which is the worst case.
+/// I10: reads show heartbeats that do not change, and all processes live. When writes go on, heartbeats that waited in MongoDB and
+/// what a cleaner has sent meanwhile are carried out in any order; one worker sends its heartbeat only then, which is the worst case.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_declared_dead_while_writes_stand_still() {
     let mongod = own_mongod().await;

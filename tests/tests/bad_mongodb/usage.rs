@@ -13,7 +13,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(300);
 /// Sockets that a process may have open: two for signals; for each of a worker's two clients two to watch each of three members;
 /// and a handful for the calls to each member that was primary once.
 const SOCKETS: usize = 36;
-/// Sockets that a process may have more than before the first fault, once those that nobody uses are closed: another member may be
+/// Sockets that a process may have more than before the first fault, once unused ones are closed: another member may be
 /// primary by then.
 const MORE_SOCKETS: usize = 6;
 /// Memory that a process may have, and how much more than when a fault began, in MiB.

@@ -198,8 +198,8 @@ async fn only_jobs_that_are_asked_about_are_known_from_the_archive() {
     assert_eq!(ids(&setting.store.archived_jobs(&[asked, waiting]).await.unwrap()), set_of([asked]));
 }
 
-/// A job is deleted only if it is in the archive, and known only if it is there under its id: a unique index of somebody
-/// else's says neither.
+/// A job is deleted only if it is in the archive, and known only if it is there under its id. The refusal of a unique index of an application
+/// proves neither.
 #[tokio::test]
 async fn a_unique_index_of_somebody_elses_loses_no_job() {
     let setting = Setting::new().await;

@@ -1,4 +1,4 @@
-//! What a cleaner finds: jobs of dead workers, locks that nobody holds, jobs that have expired.
+//! What a cleaner finds: jobs of dead workers, locks without a holder, jobs that have expired.
 
 use std::collections::BTreeSet;
 

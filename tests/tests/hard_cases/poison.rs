@@ -88,7 +88,7 @@ async fn killed(poison: NewJob, threaded: NewJob, by: &[&str]) -> (Findings, Dur
     (world.judge().await, recovery)
 }
 
-/// A worker stops at its memory limit, whatever the limit of the machine. A job that takes it there every time has no better claim to
+/// A worker stops at its own memory limit, with any limit of the machine. A job that takes it there every time has no better claim to
 /// be done again than one that kills it.
 #[tokio::test]
 async fn a_job_that_always_takes_its_worker_to_the_memory_limit_ends_by_its_policy() {
@@ -109,8 +109,8 @@ async fn a_job_that_always_takes_its_worker_to_the_memory_limit_ends_by_its_poli
     close(world, "jobs that leak memory up to the worker's memory limit", 4, recovery).await;
 }
 
-/// With all threads of its runtime held a worker cannot even say that it lives: it is declared dead, and when its threads are free
-/// again nobody wants to hear of it.
+/// With all threads of its runtime held a worker cannot send heartbeats: it is declared dead, and its outcomes are refused when its threads
+/// are free again.
 #[tokio::test]
 async fn a_job_that_holds_the_runtime_ends_by_its_policy_and_those_beside_it_are_done() {
     let (for_a_while, for_good) = tokio::join!(held_for_a_while(), held_for_good());

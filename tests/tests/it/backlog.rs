@@ -60,7 +60,7 @@ async fn a_full_group_accepts_no_job_until_one_has_started() {
     assert!(!is_full(&store, 100).await);
 }
 
-/// Each key by itself, whatever the group; the lowest cap of several resources.
+/// Each key by itself, across all groups; the lowest cap of several resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn as_many_jobs_wait_for_a_key_as_its_limit_allows() {
     let database = TestDatabase::new().await;

@@ -1,4 +1,4 @@
-//! Bundles: every item is executed, judged and recorded by itself, and what is recorded is not executed again, whatever dies.
+//! Bundles: every item is executed, judged and recorded by itself, and what is recorded is not executed again, also if processes die.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -157,7 +157,7 @@ async fn people_are_told_how_to_go_on() {
     assert!(dev.wait_exit(SOON).await.success());
 }
 
-/// Whatever it runs would wait for MongoDB for long. So it asks it a second time to stop.
+/// Its processes would wait for MongoDB for long. So it asks them a second time to stop.
 #[tokio::test]
 async fn it_ends_at_once_with_its_mongod() {
     let dir = tempfile::tempdir().unwrap();

@@ -56,7 +56,7 @@ async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
     (job.get_str("why").unwrap().to_owned(), number(&job, "attempts"), earlier)
 }
 
-/// I5: whatever dies, a job that is not to be done again is entered at most once; the others are done again.
+/// I5: if processes die, a job that is not to be done again is entered at most once; the others are done again.
 #[tokio::test]
 async fn the_jobs_of_a_killed_worker_are_ended_by_their_policies() {
     let mut world = world(TestDatabase::new().await).await;

@@ -510,7 +510,7 @@ async fn graphs_advance_once_and_in_order_whatever_is_killed() {
     leaders.iter().chain(&workers).chain([&cleaner]).for_each(Process::terminate);
 }
 
-/// The documents of the cancelled jobs are read a few at a time, whatever their size.
+/// The documents of the cancelled jobs are read a few at a time, with any size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_large_jobs_are_cancelled_in_little_memory() {
     // So much is written that the oplog of a shared one would lose what subscribers of other tests have not read.
@@ -614,7 +614,7 @@ async fn an_interrupted_retry_keeps_the_graph_open_and_the_next_one_completes_it
     stage.close().await;
 }
 
-/// A job that cannot be repeated, and one that somebody else retries meanwhile: the others are retried, and wait for what there is.
+/// A job that cannot be repeated, and one that another process retries meanwhile: the others are retried, and wait for what there is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let database = TestDatabase::new().await;

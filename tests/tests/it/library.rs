@@ -557,7 +557,7 @@ async fn a_worker_whose_own_task_panics_ends_and_leaves_its_jobs_to_the_cleaner(
     }
 }
 
-/// Whatever the connection string says: a secondary may not know yet what was just written.
+/// Also against the connection string: a secondary may not know yet what was just written.
 #[tokio::test]
 async fn reads_go_to_the_primary_even_when_the_uri_prefers_secondaries() {
     let database = TestDatabase::new().await;
@@ -589,7 +589,7 @@ async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
     .await;
 }
 
-/// Blocks until it is let go, whatever is asked of it.
+/// Blocks until it is let go, and ignores cancellations.
 #[derive(Clone, Serialize, Deserialize)]
 struct Stubborn {}
 

@@ -211,7 +211,7 @@ async fn a_session_of_the_store_commits_by_a_majority() {
     assert!((concern.get_str("w").unwrap(), concern.get_bool("j").unwrap()) == ("majority", true), "{commit}");
 }
 
-/// The call with an id is repeated, whatever has become of the job.
+/// The call with an id is repeated: the job waits, or is archived.
 #[tokio::test]
 async fn a_job_with_an_id_is_enqueued_once_also_in_transactions() {
     let database = TestDatabase::new().await;

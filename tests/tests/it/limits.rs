@@ -1,4 +1,4 @@
-//! Limits and pauses: capacities and rates hold exactly, whoever dies; what waits says why; a full resource delays no other job.
+//! Limits and pauses: capacities and rates hold exactly, also if processes die; what waits says why; a full resource delays no other job.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! Lines: the jobs of one key run one after the other, in the order of enqueueing, whoever dies. A job that fails may halt its line.
+//! Lines: the jobs of one key run one after the other, in the order of enqueueing, also if processes die. A job that fails may halt its line.
 
 use std::{
     collections::HashMap,
@@ -118,7 +118,7 @@ async fn halts(world: &World) -> Vec<Paused> {
     world.store.pauses_of_lines(100).await.unwrap().into_iter().map(|(paused, _)| paused).collect()
 }
 
-/// Failures and deaths halt a line at once and once each, whichever process is killed: no later job enters before the line is resumed.
+/// Failures and deaths halt a line at once and once each, also if processes are killed: no later job enters before the line is resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_job_halts_its_line_until_it_is_resumed_whoever_dies() {
     let mut world = world(&["10", "10"]).await;

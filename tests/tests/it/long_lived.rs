@@ -476,7 +476,7 @@ async fn idle_processes_end_and_so_do_those_of_a_killed_worker() {
     wait_until(SOON, "it sees the end of its worker", async || !is_alive(other)).await;
 }
 
-/// Whatever a process does, its job has a defined end, and the next job another process.
+/// For everything that a process can do, its job has a defined end, and the next job another process.
 #[tokio::test]
 async fn a_process_that_breaks_the_protocol_fails_its_job_only() {
     let setting = Setting::new().await;

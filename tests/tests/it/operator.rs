@@ -1,5 +1,5 @@
 //! What an operator does on a bad day: searches a large archive, retries, cancels and deletes very many jobs at once, and meets
-//! documents that nobody can read.
+//! documents that cannot be read.
 
 use std::{
     fs::File,

@@ -1,4 +1,4 @@
-//! Optimistic execution: the process that enqueues a job executes it. Its jobs have the guarantees of all jobs, whatever becomes of it.
+//! Optimistic execution: the process that enqueues a job executes it. Its jobs have the guarantees of all jobs, also if it dies.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 

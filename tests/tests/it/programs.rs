@@ -86,7 +86,7 @@ async fn a_trace_goes_from_the_enqueuer_to_the_program() {
     assert!(refused.to_string().contains("W3C"), "{refused}");
 }
 
-/// In each process, whatever its slots are. The other slots run other classes meanwhile.
+/// In each process, with any number of slots. The other slots run other classes meanwhile.
 #[tokio::test]
 async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
     let database = TestDatabase::new().await;
@@ -129,7 +129,7 @@ async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
     wait_until(SOON, "both offer the slots of the class again", async || count(&database, "roster", unused.clone()).await == 2).await;
 }
 
-/// Whatever has assigned them: a recruiter that did not know of the limit, or a hand.
+/// Jobs that were assigned by a recruiter that did not know of the limit, or by hand.
 #[tokio::test]
 async fn a_worker_starts_no_job_beyond_the_limit_of_its_class() {
     let database = TestDatabase::new().await;

@@ -1,4 +1,4 @@
-//! Events: who gets which, what a late or slow reader is told, and that they cost nothing if nobody asks.
+//! Events: who gets which, what a late or slow reader is told, and that they cost nothing without a subscriber.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Periodic jobs: each slot has one job, on time, whichever recruiter leads and whenever it dies.
+//! Periodic jobs: each slot has one job, on time, under every leader, also if it dies.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

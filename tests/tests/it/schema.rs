@@ -1,5 +1,5 @@
-//! What somebody has dropped or changed of collections, validators and indexes: made again at the next start, and by the processes that
-//! meet it while they run.
+//! Collections, validators and indexes that were dropped or changed: made again at the next start, and by the processes that
+//! meet them while they run.
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;

@@ -183,7 +183,7 @@ impl<F: AsyncFnMut()> AsyncWork for Work<F> {
     }
 }
 
-/// However many groups and classes there are, and in whichever of them the most urgent jobs are.
+/// With any number of groups and classes, and the most urgent jobs in any of them.
 #[tokio::test]
 async fn the_first_of_many_groups_are_found_in_order() {
     let database = TestDatabase::new().await;

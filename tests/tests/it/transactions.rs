@@ -1,4 +1,4 @@
-//! Transactions in which workables end their own jobs: the effects happen once for each job that is done, whatever dies.
+//! Transactions in which workables end their own jobs: the effects happen once for each job that is done, also if processes die.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Unique jobs: of the jobs with one key only one exists, whoever enqueues, and whatever happens in between.
+//! Unique jobs: of the jobs with one key only one exists, with several enqueuers, and with faults in between.
 
 use std::{
     collections::BTreeSet,

@@ -112,7 +112,7 @@ guards! {
     ClaimsStart "claims_of_starts_at_majority/start" I5 protocol(1, 1, 1, 1);
     /// A copy of an archived job would run.
     ArchivedId "already_archived/_id" I2 protocol(1, 1, 1, 1);
-    /// Whoever looks before the start may look before the job is archived and start its copy.
+    /// A worker that reads the archive before the start may read it before the job is archived, and start its copy.
     ArchivedAfterStart "already_archived/after start_if_unlocked" I2 protocol(1, 1, 1, 1);
     /// Redundant: only copies of archived jobs are discarded, and any other copy of the job has to go as well.
     DiscardStart "discard_if_claimed/start" Nothing protocol(1, 1, 1, 1);
@@ -134,7 +134,7 @@ guards! {
     HeldByWorker "held_by/worker" I4 protocol(3, 0, 1, 1);
     /// The sweep would end what the living run.
     RegisteredId "locked_jobs/registered" I4 protocol(1, 0, 1, 1);
-    /// Whoever reads the roster before the locked jobs does not know who has come since.
+    /// A cleaner that reads the roster before the locked jobs does not know the workers that have come since.
     RegisteredAfterLocked "locked_jobs/registered is read after" I4 protocol(1, 0, 1, 1);
     /// A worker that was declared dead before it was ready would offer itself.
     MakeAvailableRetired "make_available/retired" RetiredForGood protocol(1, 0, 1, 1);
@@ -162,17 +162,17 @@ guards! {
     HeartbeatNoUpsert "heartbeat/no upsert" NotAfterDeath protocol(1, 1, 1, 1);
     /// A worker that gave a sign of life meanwhile is within its lease again.
     RetireLastSeen "retire_if_silent_since/last_seen_at" NotAfterDeath protocol(1, 0, 1, 1);
-    /// Redundant: it is asked for by whoever has read `retired`, which nobody takes back.
+    /// Redundant: a process asks for it only if it has read `retired`, which no process takes back.
     DeleteRetired "delete_if_retired/retired" Nothing protocol(1, 1, 1, 1);
     /// Two who observed the same would both follow it.
     AcquireTerm "acquire_if_unchanged/term" OneLeaderPerTerm leadership(0);
     /// The holder may have renewed after its silence.
     AcquireRenewals "acquire_if_unchanged/renewals" OneLeaderAtATime leadership(0);
-    /// Redundant: whoever released does not lead any more, and nobody takes it back within the term.
+    /// Redundant: a recruiter that has released the lease does not lead any more, and no other takes it back within the term.
     AcquireReleased "acquire_if_unchanged/released" Nothing leadership(1);
     /// An earlier leader would trust itself again. The holder's id and the term say the same.
     RenewHolder "renew_if_held/holder" OneLeaderAtATime leadership(0);
-    /// Redundant: whoever released renews no more, and a late renewal counts on without consequence.
+    /// Redundant: a recruiter that has released the lease renews no more, and a late renewal counts on without consequence.
     RenewReleased "renew_if_held/released" Nothing leadership(1);
     /// The late word of an earlier leader would give away what is another's.
     ReleaseHolder "release_if_held/holder" OneLeaderAtATime leadership(1);

@@ -1,7 +1,7 @@
 //! A limit of one: two workers, two jobs with the same gate, and the one permit, from its grant to its return.
 //!
 //! Recruiters remember and know nothing here either: they grant the permit to any available worker at any time, or send it a job ahead, as if
-//! every plan were old, and whoever leads. What the index refuses is all that keeps two workers apart. A worker that is declared dead is not
+//! every plan were old, under any leader. What the index refuses is all that keeps two workers apart. A worker that is declared dead is not
 //! heard of again, and may run its job for as long as it likes: its process is frozen, or is about to end.
 //!
 //! Left out: rates, lines, more than one resource, and permits of which a worker has several.
@@ -85,7 +85,7 @@ impl Worker {
     }
 }
 
-/// A report on its way, which arrives when nobody waits for its answer any more.
+/// A report on its way, which arrives when its sender does not wait for the answer any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Report {
     worker: usize,

@@ -1,6 +1,6 @@
 //! The protocol as a model that is explored exhaustively: two recruiters, two workers, a cleaner and two jobs, one of which must
-//! not run again and the other may once. Every step of everybody in every order, with calls that are cut or whose answers are
-//! lost, processes that stand still or die, and requests that arrive when nobody waits for them any more.
+//! not run again and the other may once. Every step of every process in every order, with calls that are cut or whose answers are
+//! lost, processes that stand still or die, and requests that arrive when their senders do not wait for them any more.
 //!
 //! With all guards in place every promise holds in every state; with any one of them removed one does not. Guards that make no
 //! difference by themselves say why, and are shown to make none.
@@ -12,7 +12,7 @@
 //! How it stays small, and still leaves nothing out:
 //!
 //! - A bulk write is as many writes: MongoDB applies it document by document, and every guard asks for a job and its start.
-//! - A process that freezes or dies is one that takes no more steps: no order needs it to. Only what somebody else makes of a
+//! - A process that freezes or dies is one that takes no more steps: no order needs it to. Only what another process makes of a
 //!   death is a step. What it had sent by then is the next step it would have taken.
 //! - Recruiters remember and know nothing: they assign anything unfinished to anybody at any time, as if every plan were
 //!   old and all that is in flight forgotten. So a late assignment is one that is made later.
@@ -20,7 +20,7 @@
 //!   is left out. Both its finds take two reads each, of which the second decides: they are one step.
 //! - There is no clock. A worker's lease ends when the cleaner finds it silent for so long, which may be at any time, and a
 //!   heartbeat may always undo that.
-//! - What the guards will refuse for ever is dropped, and an id that nobody names any more is given out again. There is no limit to
+//! - What the guards will refuse for ever is dropped, and an id that is named nowhere any more is given out again. There is no limit to
 //!   rounds, retries or heartbeats: they lead back to states that were seen.
 //! - A fault is a cut, a lost answer, a process seen to be gone, a hint heard again, a job sent again. They alone are limited.
 //!

@@ -144,7 +144,7 @@ impl State {
         self.workers[worker].iter().any(|attempt| !matches!(attempt.phase, Phase::Running | Phase::Ended(_) | Phase::Awaited))
     }
 
-    /// Whether somebody can retire a worker by the heartbeat that still stands, its lease being over.
+    /// Whether a cleaner can retire a worker by the heartbeat that still stands, after the end of its lease.
     fn is_silent(&self, worker: usize) -> bool {
         let silent = Request::RetireIfSilentSince { worker, unchanged: true };
         self.cleaner == Cleaner::Silent { worker, unchanged: true } || self.database.late.contains(&silent)
@@ -236,7 +236,7 @@ impl State {
         self.entered += u8::from(job == 0);
     }
 
-    /// A sign of life: whoever is about to retire the worker will find another heartbeat than it saw.
+    /// A heartbeat: a cleaner that is about to retire the worker will find another heartbeat than it saw.
     fn beat(&mut self, worker: usize) {
         self.database.roster[worker].get_or_insert_default();
         if self.cleaner == (Cleaner::Silent { worker, unchanged: true }) {

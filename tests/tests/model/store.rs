@@ -61,7 +61,7 @@ pub(crate) struct Entry {
     pub(crate) retired: bool,
 }
 
-/// A request to write, as it travels. Whoever sent it may have given it up, or have died, before it is carried out.
+/// A request to write, as it travels. Its sender may have given it up, or have died, before it is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Request {
     StartIfUnlocked { claim: Claim, read: Job, in_lease: bool },

@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(slots(&cron("*/30 2 * * *"), night, 4), ["10-25T00:00:00Z", "10-25T00:30:00Z", "10-25T01:00:00Z", "10-25T01:30:00Z"]);
     }
 
-    /// Whatever the instant from which a search begins: a leader that starts in the middle of a change of the clock runs the same slots.
+    /// A leader that starts in the middle of a change of the clock runs the same slots.
     #[test]
     fn the_slots_do_not_depend_on_where_the_search_begins() {
         let year = (at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z"));
