@@ -64,7 +64,7 @@ enum State {
 
 impl State {
     fn words() -> Vec<PossibleValue> {
-        let more = [("scheduled", "Waits, postponed or queued"), ("archived", "Done, cancelled or failed")];
+        let more = [("scheduled", "Waiting: waits, postponed or queued"), ("archived", "Done, cancelled or failed")];
         let more = more.map(|(word, help)| PossibleValue::new(word).help(help));
         Stage::ALL.iter().map(|stage| PossibleValue::new(stage.word())).chain(more).collect()
     }
