@@ -161,18 +161,42 @@ impl<'a> Schedules<'a> {
         }
         let (fleeting, lasting): (Vec<Step>, Vec<Step>) = steps.into_iter().partition(Step::leaves_nothing);
         let steps = self.enqueue(lasting).await?;
+        self.advance(&steps).await?;
+        self.enqueue_in_transaction(fleeting).await;
+        Ok(())
+    }
+
+    /// Advances the schedules of these steps, whose jobs are enqueued: all with one command. If MongoDB refuses one of them, each alone.
+    async fn advance(&mut self, steps: &[Step]) -> Result<(), StoreError> {
         let at = self.store.now();
         let advances: Vec<Advance> = steps.iter().map(|step| step.advance(at)).collect();
-        let all_advanced = advances.is_empty() || self.store.advance_schedules(&advances).await?;
-        for advance in advances {
-            if !all_advanced {
-                // One was not as it was read: the next poll reads them again.
-                self.known.remove(&advance.name);
-            } else if let Some(known) = self.known.get_mut(&advance.name) {
-                known.due = advance.next_run;
+        if advances.is_empty() {
+            return Ok(());
+        }
+        match self.store.advance_schedules(&advances).await {
+            Ok(all_advanced) => {
+                for advance in advances {
+                    if !all_advanced {
+                        // One was not as it was read: the next poll reads them again.
+                        self.known.remove(&advance.name);
+                    } else if let Some(known) = self.known.get_mut(&advance.name) {
+                        known.due = advance.next_run;
+                    }
+                }
+                return Ok(());
+            }
+            Err(error) if error.is_transient() => return Err(error),
+            Err(_) => {}
+        }
+        for (step, advance) in steps.iter().zip(advances) {
+            let revision = step.schedule.document.get("revision").cloned();
+            match self.store.advance_schedules(std::slice::from_ref(&advance)).await {
+                // Most were advanced by the first command. They are read again at once.
+                Ok(_) => drop(self.known.insert(advance.name, Known { revision, due: Some(Instant::UNIX_EPOCH) })),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(refused) => self.leave(advance.name, revision, &chain(&refused)),
             }
         }
-        self.enqueue_in_transaction(fleeting).await;
         Ok(())
     }
 
