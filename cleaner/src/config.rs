@@ -21,7 +21,7 @@ pub struct CleanerArgs {
     /// Interval between sweeps for locked jobs whose worker is not in the roster
     #[arg(long, env = "RECRUITER_SWEEP_EVERY", value_name = "DURATION", default_value = "1m", value_parser = humantime::parse_duration)]
     pub sweep_every: Duration,
-    /// Time for which finished jobs stay in the archive
+    /// Time for which jobs stay in the archive
     #[arg(long, env = "RECRUITER_KEEP_ARCHIVED", value_name = "DURATION", default_value = "5d", value_parser = humantime::parse_duration)]
     pub keep_archived: Duration,
     /// Time for which failed jobs (neither done nor cancelled) stay in the archive, if not as long as others
@@ -30,7 +30,7 @@ pub struct CleanerArgs {
     /// Time for which jobs with a finish reason stay in the archive, for example cancelled=1d; may be given several times
     #[arg(long, env = "RECRUITER_KEEP_REASON", value_name = "REASON=DURATION", value_delimiter = ',', value_parser = keep_of_text)]
     pub keep_reason: Vec<(String, Duration)>,
-    /// Time for which finished jobs of a class stay in the archive, failed or not, for example mail=1d; may be given several times
+    /// Time for which jobs of a class stay in the archive, failed or not, for example mail=1d; may be given several times
     #[arg(long, env = "RECRUITER_KEEP", value_name = "CLASS=DURATION", value_delimiter = ',', value_parser = keep_of_text)]
     pub keep: Vec<(String, Duration)>,
     /// Interval between deletions of old jobs from the archive
@@ -40,7 +40,7 @@ pub struct CleanerArgs {
 
 fn keep_of_text(text: &str) -> Result<(String, Duration), String> {
     // A name may contain `=`, a duration does not.
-    let (name, duration) = text.rsplit_once('=').ok_or("write it like mail=1d: a name, and how long its finished jobs are kept")?;
+    let (name, duration) = text.rsplit_once('=').ok_or("write it like mail=1d: a name, and how long its archived jobs are kept")?;
     let duration = humantime::parse_duration(duration.trim()).map_err(|error| format!("`{duration:.80}` is not a duration ({error})"))?;
     match name.trim() {
         "" => Err("the name before `=` is missing".into()),
@@ -70,7 +70,7 @@ impl CleanerArgs {
         let periods =
             periods.into_iter().chain(given.iter().flat_map(|(flag, kept)| kept.iter().map(|(_, period)| (*flag, Some(*period)))));
         if let Some((flag, _)) = periods.into_iter().find(|(_, period)| period.is_some_and(|period| period.is_zero())) {
-            return refuse(format!("{flag} is zero, so finished jobs would be deleted at once: give a period, or leave the flag out"));
+            return refuse(format!("{flag} is zero, so archived jobs would be deleted at once: give a period, or leave the flag out"));
         }
         for (flag, kept) in given {
             let mut names = BTreeSet::new();

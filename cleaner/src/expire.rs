@@ -6,32 +6,31 @@ use recruiter_common::{
     failure::Failure,
     job::{FinishReason, Job, JobState},
     shutdown::Shutdown,
-    store::{Archival, CommitSession, Recorded, Store, StoreError},
+    store::{Archival, BATCH_BYTES, CommitSession, Recorded, Store, StoreError, cut},
 };
+
+use crate::Pass;
 
 /// Maximum number of jobs that one pass archives.
 const MOST: i64 = 10_000;
 /// Maximum number of jobs in one transaction.
 const BATCH: usize = 500;
-/// Maximum size of the documents in one transaction, in bytes. A larger document is alone.
-const BATCH_BYTES: usize = 8 * 1024 * 1024;
 
-/// Archives expired jobs, and releases waiting successors. Harmless to repeat, also by several cleaners.
-pub(crate) async fn tick(store: &Store, session: &mut CommitSession, shutdown: &Shutdown) -> Result<(), StoreError> {
+/// Archives expired jobs, and releases waiting successors. Harmless to repeat, also by several cleaners. Returns whether it has ended all
+/// that it has found.
+pub(crate) async fn tick(store: &Store, session: &mut CommitSession, shutdown: &Shutdown) -> Result<bool, StoreError> {
     let released = store.release_orphaned_successors().await?;
     if released > 0 {
         tracing::info!(count = released, "released jobs that waited for the end of another one");
     }
-    let mut expired = store.expired_jobs(store.now(), MOST).await?;
+    let expired = store.expired_jobs(store.now(), MOST).await?;
     let mut count = 0;
-    while !expired.is_empty() && !shutdown.is_requested() {
-        let mut bytes = 0;
-        let fits = |bytes: &mut usize, more: usize| {
-            *bytes += more;
-            *bytes <= BATCH_BYTES
-        };
-        let length = expired.iter().take(BATCH).take_while(|found| fits(&mut bytes, found.bytes)).count().max(1);
-        let batch: Vec<_> = expired.drain(..length).map(|found| found.job).collect();
+    let mut batches = cut(expired, BATCH, BATCH_BYTES, |found| found.bytes).into_iter();
+    let pass = Pass::begin(shutdown);
+    while pass.goes_on()
+        && let Some(batch) = batches.next()
+    {
+        let batch: Vec<_> = batch.iter().map(|found| found.job).collect();
         let now = store.now();
         let unstarted = store.jobs_by_id(&batch).await?.into_values().filter(|stored| !stored.is_archived).filter_map(|stored| {
             // A document that is not a job is left to a worker.
@@ -46,5 +45,5 @@ pub(crate) async fn tick(store: &Store, session: &mut CommitSession, shutdown: &
     if count > 0 {
         tracing::info!(count, "archived jobs that were not started before they expired");
     }
-    Ok(())
+    Ok(batches.len() == 0)
 }

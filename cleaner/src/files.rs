@@ -7,10 +7,10 @@ use recruiter_common::{
     store::{Store, StoreError},
 };
 
+use crate::Pass;
+
 /// Maximum number of files that one step examines. Each has its own deletes.
 const STEP: i64 = 100;
-/// Maximum number of steps of each walk in one pass. Between two passes the cleaner polls the roster.
-const STEPS: usize = 10;
 /// A file is written before its job. It is deleted without one only if it is older than this.
 const OLDER_THAN: TimeDelta = TimeDelta::days(1);
 
@@ -47,10 +47,8 @@ impl Walk {
     /// Returns the number of deleted files.
     async fn go_on(&mut self, examined: Examined, store: &Store, shutdown: &Shutdown) -> Result<u64, StoreError> {
         let (before, mut deleted) = (store.now() - OLDER_THAN, 0);
-        for _ in 0..STEPS {
-            if shutdown.is_requested() {
-                break;
-            }
+        let pass = Pass::begin(shutdown);
+        while pass.goes_on() {
             let step = match examined {
                 Examined::Files => store.prune_files(self.0, before, STEP).await?,
                 Examined::Uploads => store.prune_chunks(self.0, before, STEP).await?,

@@ -10,6 +10,7 @@ mod files;
 mod liveness;
 mod prune;
 mod rescue;
+mod rescues;
 mod retention;
 mod retire;
 
@@ -19,12 +20,18 @@ use recruiter_common::{
     job::FinishReason,
     roster::ProcessIdentity,
     service::Watchdog,
-    shutdown::{Shutdown, Wake},
+    shutdown::{Shutdown, Wake, pause},
     store::{CommitSession, ConnectArgs, Store, StoreError},
     telemetry::{chain, milliseconds},
 };
 
-use crate::{config::CleanerArgs, files::Files, rescue::Rescuer, retention::Retention, retire::Observations};
+use crate::{
+    config::CleanerArgs,
+    files::Files,
+    rescue::{Rescuer, Sweep},
+    retention::Retention,
+    retire::Observations,
+};
 
 /// How often to check whether the workers on this machine still run. The check does not use MongoDB.
 const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
@@ -32,8 +39,13 @@ const NEIGHBOURS_EVERY: Duration = Duration::from_millis(200);
 const NOT_KEPT_FOR: chrono::TimeDelta = chrono::TimeDelta::minutes(10);
 /// Maximum interval between searches for expired jobs.
 const EXPIRE_EVERY: Duration = Duration::from_secs(5);
+/// How long one pass of a duty begins further steps.
+const PASS: Duration = Duration::from_secs(1);
 /// Minimum wait after a poll that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long the present steps may take when a stop is requested: less than `TimeoutStopSec=` of the unit. What is not done then is repeated
+/// by the next cleaner, as after a kill.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 /// Runs until a stop is requested.
 ///
@@ -46,68 +58,66 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
         () = shutdown.requested() => return Ok(()),
     };
     let here = ProcessIdentity::of_this_process()?;
-    let mut observations = Observations::new(here);
-    let watchdog = Watchdog::of_this_process();
-    let mut rescuer = Rescuer::new(store.clone(), watchdog.clone());
-    let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
-    for (reason, _) in args.keep_reason.iter().filter(|(reason, _)| FinishReason::BUILT_IN.iter().all(|other| other.as_str() != reason)) {
-        tracing::warn!(reason, "--keep-reason names a finish reason that is not built in; only custom retry policies have such");
-    }
-    let (mut retention, mut files) = (Retention::new(&args.periods()), Files::default());
-    let mut session = CommitSession::default();
-    // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
-    // workers that have just registered or restarted are not observed yet.
-    let mut is_first = true;
-    recruiter_common::service::ready("watching");
-    tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching the heartbeats of the workers");
-    while !shutdown.is_requested() {
-        watchdog.progress();
-        let polled = retire::tick(&store, &mut rescuer, &mut observations, args.dead_after).await;
-        if let Err(error) = &polled {
-            observations.clear();
-            tracing::warn!(error = chain(error), "the poll of the roster failed; trying again");
-        }
-        if Monotonic::now() >= sweep_at {
-            sweep_at = Monotonic::now() + args.sweep_every;
-            if let Err(error) = rescue::sweep(&store, &mut rescuer, &shutdown).await {
-                tracing::warn!(error = chain(&error), "the sweep failed; trying again later");
-            }
-        }
-        watchdog.progress();
-        if Monotonic::now() >= expire_at {
-            expire_at = Monotonic::now() + args.sweep_every.min(EXPIRE_EVERY);
-            if let Err(error) = expire::tick(&store, &mut session, &shutdown).await {
-                tracing::warn!(error = chain(&error), "expired jobs were not archived; trying again later");
-            }
-        }
-        watchdog.progress();
-        if Monotonic::now() >= prune_at {
-            match prune(&store, &mut retention, &mut files, &shutdown).await {
-                Ok(true) => prune_at = Monotonic::now() + args.prune_every,
-                Ok(false) => {}
-                Err(error) => {
-                    prune_at = Monotonic::now() + args.prune_every;
-                    tracing::warn!(error = chain(&error), "the archive was not pruned; trying again later");
-                }
-            }
-        }
-        match polled {
-            Ok(has_retired) => {
-                let every = if has_retired || std::mem::take(&mut is_first) { args.every / 2 } else { args.every };
-                wait(every, &observations, &watchdog, &mut shutdown).await
-            }
-            Err(_) => drop(shutdown.sleep(args.every.min(watchdog.next_in()).max(RETRY)).await),
+    tokio::select! {
+        () = clean(&args, &store, here, shutdown.clone()) => {}
+        () = async { shutdown.requested().await; pause(STOP_WITHIN).await } => {
+            tracing::warn!("MongoDB is slow: the present steps are left to the next cleaner");
         }
     }
     recruiter_common::service::stopping();
     Ok(())
 }
 
+/// The main loop. It begins no step when a stop is requested.
+async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shutdown: Shutdown) {
+    let mut observations = Observations::new(here);
+    let watchdog = Watchdog::of_this_process();
+    let mut rescuer = Rescuer::new(store.clone(), watchdog.clone(), shutdown.clone());
+    let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
+    for (reason, _) in args.keep_reason.iter().filter(|(reason, _)| FinishReason::BUILT_IN.iter().all(|other| other.as_str() != reason)) {
+        tracing::warn!(reason, "--keep-reason names a finish reason that is not built in; only custom retry policies have such");
+    }
+    let (mut retention, mut files) = (Retention::new(&args.periods()), Files::default());
+    let (mut sweep, mut session) = (Sweep::default(), CommitSession::default());
+    // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
+    // workers that have just registered or restarted are not observed yet.
+    let mut is_first = true;
+    recruiter_common::service::ready("watching");
+    tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching the heartbeats of the workers");
+    while !shutdown.is_requested() {
+        let polled = retire::tick(store, &mut rescuer, &mut observations, args.dead_after, &shutdown).await;
+        if let Err(error) = &polled {
+            observations.clear();
+            tracing::warn!(error = chain(error), "the poll of the roster failed; trying again");
+        }
+        if Monotonic::now() >= sweep_at && is_over(sweep.tick(store, &mut rescuer, &shutdown).await, "the sweep") {
+            sweep_at = Monotonic::now() + args.sweep_every;
+        }
+        rescuer.progress();
+        if Monotonic::now() >= expire_at && is_over(expire::tick(store, &mut session, &shutdown).await, "the archiving of expired jobs") {
+            expire_at = Monotonic::now() + args.sweep_every.min(EXPIRE_EVERY);
+        }
+        rescuer.progress();
+        if Monotonic::now() >= prune_at && is_over(prune(store, &mut retention, &mut files, &shutdown).await, "the pruning of the archive")
+        {
+            prune_at = Monotonic::now() + args.prune_every;
+        }
+        match polled {
+            Ok(has_retired) => {
+                let every = if has_retired || std::mem::take(&mut is_first) { args.every / 2 } else { args.every };
+                wait(every, &observations, &mut rescuer, &mut shutdown).await
+            }
+            Err(_) => drop(shutdown.sleep(args.every.min(watchdog.next_in()).max(RETRY)).await),
+        }
+    }
+    rescuer.end().await;
+}
+
 /// Waits until the next poll of the roster. Ends early when the process of a worker on this machine is gone.
-async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog, shutdown: &mut Shutdown) {
+async fn wait(every: Duration, observations: &Observations, rescuer: &mut Rescuer, shutdown: &mut Shutdown) {
     let until = Monotonic::now() + every;
     while Monotonic::now() < until && !observations.has_lost_a_neighbour() {
-        watchdog.progress();
+        rescuer.progress();
         let left = until.saturating_duration_since(Monotonic::now());
         if shutdown.sleep(left.min(NEIGHBOURS_EVERY)).await == Wake::Stop {
             return;
@@ -115,9 +125,34 @@ async fn wait(every: Duration, observations: &Observations, watchdog: &Watchdog,
     }
 }
 
+/// Whether a duty is done for now: its last pass has left nothing, or has failed.
+fn is_over(pass: Result<bool, StoreError>, duty: &str) -> bool {
+    pass.unwrap_or_else(|error| {
+        tracing::warn!(error = chain(&error), "{duty} failed; trying again later");
+        true
+    })
+}
+
 /// Deletes archived jobs whose period of retention has passed, and files without a job. Returns whether none are left.
 async fn prune(store: &Store, retention: &mut Retention, files: &mut Files, shutdown: &Shutdown) -> Result<bool, StoreError> {
     store.prune_not_kept(store.now() - NOT_KEPT_FOR).await?;
     let all = retention.tick(store, shutdown).await?;
     Ok(files.tick(store, shutdown).await? && all)
+}
+
+/// One pass of a duty. It ends after a while, or when a stop is requested. Between two passes the cleaner polls the roster.
+struct Pass<'a> {
+    until: Monotonic,
+    shutdown: &'a Shutdown,
+}
+
+impl<'a> Pass<'a> {
+    fn begin(shutdown: &'a Shutdown) -> Self {
+        Self { until: Monotonic::now() + PASS, shutdown }
+    }
+
+    /// Whether there is time for another step.
+    fn goes_on(&self) -> bool {
+        Monotonic::now() < self.until && !self.shutdown.is_requested()
+    }
 }

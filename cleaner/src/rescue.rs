@@ -1,4 +1,15 @@
-//! Ends the jobs of dead workers as crashed executions. The verdict for each job was stored when the job was started.
+//! Ends the jobs of dead workers as crashed executions, by the verdicts that were stored when the jobs were started.
+//!
+//! A rescue, after the worker was retired (`retire`):
+//!
+//! 1. Read which jobs the retired document names.
+//! 2. End the worker's MongoDB sessions with `killSessions`, which MongoDB allows only if worker and cleaner have the same MongoDB user.
+//! 3. Add the session in which this cleaner ends the jobs to the document. Another cleaner that takes the rescue over ends it, because an open
+//!    transaction would keep the jobs locked for a minute.
+//! 4. End the jobs. A job whose cancellation was requested is archived as `cancelled`.
+//! 5. Delete the document last.
+//!
+//! The sweep finds what no document names any more. Its orphans are rescued in the same way. It reads the locked jobs first and then the roster, in one causally consistent session.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -6,101 +17,82 @@ use std::{
 };
 
 use bson::RawDocument;
+use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
     instant::later,
-    job::{FinishReason, Held, IfWorkerDies, Job},
+    job::{FinishReason, Held, IfWorkerDies, Job, holder_of},
     roster::RegisteredWorker,
     service::Watchdog,
     shutdown::Shutdown,
-    store::{Archival, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError},
+    store::{Archival, BATCH_BYTES, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError, cut},
     telemetry::chain,
 };
-use tokio::task::JoinSet;
 
-/// Number of jobs that are read and ended in one step. All of them are in memory.
+use crate::{
+    Pass,
+    rescues::{Cause, Failed, Rescue, Rescues},
+};
+
+/// Maximum number of jobs that are read and ended in one step.
 const STEP: usize = 50;
-/// Maximum number of retirements that are finished at the same time.
-const AT_A_TIME: usize = 4;
+/// Maximum number of ids in `skipped`. When it is reached, the set is cleared, and the warnings repeat.
+const REMEMBERED: usize = 10_000;
 
 /// Ends jobs on behalf of dead workers.
 pub(crate) struct Rescuer {
     store: Store,
-    /// The session of the sweep.
-    session: CommitSession,
-    /// The retirements that are being finished.
-    begun: JoinSet<Finished>,
+    rescues: Rescues,
     /// Ids of documents that cannot be unlocked and for which a warning was logged. Each sweep finds them again.
     skipped: HashSet<String>,
-    /// Notified of progress in each step, because the rescue of a large fleet takes minutes.
     watchdog: Watchdog,
     /// The MongoDB user of this cleaner. Unset until it is first compared with a worker's.
     user: Option<String>,
     /// MongoDB users of workers that were already compared with this cleaner's.
     compared: HashSet<String>,
-    /// Dead workers whose jobs could not be rescued yet, and the sessions of these attempts.
-    failed: HashMap<WorkerId, CommitSession>,
+    /// Workers of another MongoDB user.
+    of_others: HashSet<WorkerId>,
 }
-
-/// The attempt to finish a retirement.
-struct Finished {
-    worker: RegisteredWorker,
-    session: CommitSession,
-    /// Whether it was the first attempt.
-    is_first: bool,
-    result: Result<(), StoreError>,
-}
-
-/// Maximum number of ids in `skipped`. When it is reached, the set is cleared, and the warnings repeat.
-const REMEMBERED: usize = 10_000;
 
 impl Rescuer {
-    pub(crate) fn new(store: Store, watchdog: Watchdog) -> Self {
+    pub(crate) fn new(store: Store, watchdog: Watchdog, shutdown: Shutdown) -> Self {
         Self {
             store,
-            session: CommitSession::default(),
-            begun: JoinSet::new(),
+            rescues: Rescues::new(shutdown),
             skipped: HashSet::new(),
             watchdog,
             user: None,
             compared: HashSet::new(),
-            failed: HashMap::new(),
+            of_others: HashSet::new(),
         }
     }
 
-    /// Begins to finish the retirement of a worker, beside others. Each has a session of its own, which another cleaner ends if this one dies.
-    pub(crate) async fn begin(&mut self, worker: RegisteredWorker) {
-        while self.begun.len() >= AT_A_TIME {
-            self.end_one().await;
+    /// Begins to finish the retirement of a worker, if that is not going on.
+    pub(crate) fn begin(&mut self, worker: RegisteredWorker) {
+        let store = self.store.clone();
+        self.rescues.begin(worker.id, move |rescue| async move { finish_retirement(&store, rescue, &worker).await }.boxed());
+    }
+
+    /// Collects the rescues that have ended: after an error or a panic the next poll tries again. Then notifies the watchdog of the
+    /// progress of the main loop, unless a rescue hangs: the service manager must end this process then.
+    pub(crate) fn progress(&mut self) {
+        for failed in self.rescues.collect() {
+            self.note(&failed);
         }
-        let (store, watchdog, before) = (self.store.clone(), self.watchdog.clone(), self.failed.remove(&worker.id));
-        self.begun.spawn(async move {
-            let (is_first, mut session) = (before.is_none(), before.unwrap_or_default());
-            let result = finish_retirement(&store, &watchdog, &mut session, &worker).await;
-            Finished { worker, session, is_first, result }
-        });
+        if !self.rescues.one_hangs() {
+            self.watchdog.progress();
+        }
     }
 
-    /// Waits until no retirement is being finished. After an error the next poll tries again; other workers are not affected.
-    pub(crate) async fn wait(&mut self) {
-        while self.end_one().await {}
+    /// Waits until the rescues have ended, each after its present step, because a stop is requested.
+    pub(crate) async fn end(&mut self) {
+        self.rescues.end().await;
     }
 
-    /// Forgets the attempts for workers that are not in the roster any more: another cleaner has ended them.
+    /// Forgets the failures of workers that are not in the roster any more: another cleaner has ended them.
     pub(crate) fn forget_all_but(&mut self, registered: &[RegisteredWorker]) {
-        self.failed.retain(|failed, _| registered.iter().any(|worker| worker.id == *failed));
-    }
-
-    /// Waits for one of the retirements. Returns whether there was one.
-    async fn end_one(&mut self) -> bool {
-        self.watchdog.progress();
-        match self.begun.join_next().await {
-            None => return false,
-            Some(Ok(finished)) => self.note(finished),
-            Some(Err(died)) => std::panic::resume_unwind(died.into_panic()),
-        }
-        true
+        self.rescues.forget_all_but(|failed| registered.iter().any(|worker| worker.id == failed));
     }
 
     /// Warns about workers whose MongoDB user is not this cleaner's, once for each user: the cleaner cannot end their transactions.
@@ -123,55 +115,64 @@ impl Rescuer {
             self.user = Some(own);
             self.compared.insert(theirs.clone());
         }
+        let is_other = |worker: &&RegisteredWorker| worker.mongodb_user.is_some() && worker.mongodb_user != self.user;
+        self.of_others = workers.iter().filter(is_other).map(|worker| worker.id).collect();
         Ok(())
     }
 
-    /// Keeps the session of an attempt that failed. Only the first failure of a worker logs a warning.
-    fn note(&mut self, Finished { worker, session, is_first, result }: Finished) {
-        let Err(error) = result else { return };
-        let is_other_user = worker.mongodb_user.as_ref().is_some_and(|user| self.user.as_ref().is_some_and(|own| own != user));
-        self.failed.insert(worker.id, session);
-        let error = chain(&error);
-        match (is_first, is_other_user) {
+    /// Only the first failure of a worker logs a warning.
+    fn note(&self, Failed { worker, is_first, cause }: &Failed) {
+        let error = match cause {
+            Cause::Store(error) => chain(error),
+            Cause::Panic => return tracing::error!(worker.id = %worker, "the rescue of the jobs of a dead worker panicked; trying again"),
+        };
+        match (is_first, self.of_others.contains(worker)) {
             (true, true) => tracing::warn!(
-                worker.id = %worker.id,
+                worker.id = %worker,
                 error,
                 "the jobs of a dead worker could not be rescued yet, probably because its MongoDB user, which is not this cleaner's, has an open transaction; trying again"
             ),
-            (true, false) => {
-                tracing::warn!(worker.id = %worker.id, error, "the jobs of a dead worker could not be rescued yet; trying again")
-            }
-            (false, _) => tracing::debug!(worker.id = %worker.id, error, "the jobs of a dead worker still cannot be rescued; trying again"),
+            (true, false) => tracing::warn!(worker.id = %worker, error, "the jobs of a dead worker could not be rescued yet; trying again"),
+            (false, _) => tracing::debug!(worker.id = %worker, error, "the jobs of a dead worker still cannot be rescued; trying again"),
         }
     }
 }
 
 /// Rescues the jobs of a retired worker, then deletes its document. The deletion is last, so that another cleaner can
 /// continue.
-async fn finish_retirement(
-    store: &Store,
-    watchdog: &Watchdog,
-    session: &mut CommitSession,
-    worker: &RegisteredWorker,
-) -> Result<(), StoreError> {
+async fn finish_retirement(store: &Store, rescue: &mut Rescue, worker: &RegisteredWorker) -> Result<(), StoreError> {
     if let Err(error) = store.kill_sessions(&worker.sessions).await {
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB ends their transactions within a minute");
     }
     // This cleaner can also die during a transaction. The cleaner that continues finds its session in this document.
-    store.record_rescue_session(worker.id, store.open_session(session).await?).await?;
+    let ended = rescue.session.given_up();
+    let session = store.open_session(&mut rescue.session).await?;
+    store.record_rescue_session(worker.id, session, ended).await?;
     // Its roster document lists every job that it can have locked.
-    for step in worker.jobs.chunks(STEP) {
-        let held = store.held_by(worker.id, step).await?;
-        end_all(store, watchdog, session, held).await?;
+    if end_held(store, rescue, worker.id, &worker.jobs).await? {
+        store.delete_if_retired(worker.id).await?;
+        store.announce_hint(Hint::Left { worker: worker.id }).await;
     }
-    store.delete_if_retired(worker.id).await?;
-    store.announce_hint(Hint::Left { worker: worker.id }).await;
     Ok(())
 }
 
+/// Ends those of these jobs that a dead worker has locked, in steps: the jobs of a step are in memory. Returns whether that was all; not if a
+/// stop is requested.
+async fn end_held(store: &Store, rescue: &mut Rescue, worker: WorkerId, jobs: &[JobId]) -> Result<bool, StoreError> {
+    let sizes = store.sizes_by_id(jobs).await?;
+    let size = |job: &JobId| sizes.get(job).copied().unwrap_or_default();
+    for step in cut(jobs.to_vec(), STEP, BATCH_BYTES, size) {
+        if !rescue.goes_on() {
+            return Ok(false);
+        }
+        let held = store.held_by(worker, &step).await?;
+        end_all(store, &mut rescue.session, held).await?;
+    }
+    Ok(true)
+}
+
 /// Ends these jobs of dead workers, each by its stored verdict.
-async fn end_all(store: &Store, watchdog: &Watchdog, session: &mut CommitSession, held: Vec<Held>) -> Result<(), StoreError> {
-    watchdog.progress();
+async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) -> Result<(), StoreError> {
     let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
     let now = store.now();
     for Held { holder, claim, job } in held {
@@ -207,6 +208,32 @@ async fn end_all(store: &Store, watchdog: &Watchdog, session: &mut CommitSession
 }
 
 impl Rescuer {
+    /// Goes on with the sweep after this job, and adds the locked jobs whose holder is not in the roster. Returns how far it got; `None` at the
+    /// end.
+    async fn find_orphans(
+        &mut self,
+        mut after: Option<JobId>,
+        pass: &Pass<'_>,
+        orphans: &mut HashMap<WorkerId, Vec<JobId>>,
+    ) -> Result<Option<JobId>, StoreError> {
+        while pass.goes_on() {
+            self.progress();
+            let LockedJobs { documents, registered, next } = self.store.locked_jobs(after).await?;
+            for document in documents {
+                match holder_of(&document) {
+                    Some((holder, _)) if registered.contains(&holder) => {}
+                    Some((holder, claim)) => orphans.entry(holder).or_default().push(claim.job()),
+                    None => self.unlock(&document).await?,
+                }
+            }
+            after = next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(after)
+    }
+
     /// Unlocks a job that is locked without a holder, so no worker can have started it. Skips a document that cannot be
     /// unlocked.
     async fn unlock(&mut self, document: &RawDocument) -> Result<(), StoreError> {
@@ -259,30 +286,25 @@ fn crashed(job: &Job, now: recruiter_common::instant::Instant) -> recruiter_comm
     ended
 }
 
-/// The slow sweep over all locked jobs. It ends jobs whose holder is not in the roster: the roster document was deleted by hand or rolled
-/// back. It unlocks jobs that have no holder. If the jobs of one step cannot be ended, the sweep continues with the next step.
-pub(crate) async fn sweep(store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<(), StoreError> {
-    let mut after: Option<JobId> = None;
-    let mut failed = Ok(());
-    while !shutdown.is_requested() {
-        rescuer.watchdog.progress();
-        let LockedJobs { documents, registered, next } = store.locked_jobs(after).await?;
-        let mut orphans = Vec::new();
-        for document in documents {
-            match Held::try_from(document) {
-                Ok(held) if registered.contains(&held.holder) => {}
-                Ok(held) => orphans.push(held),
-                Err(document) => rescuer.unlock(&document).await?,
-            }
-        }
+/// The slow sweep over all locked jobs, some in each pass: the last job that was examined.
+#[derive(Debug, Default)]
+pub(crate) struct Sweep(Option<JobId>);
+
+impl Sweep {
+    /// Goes on. Has the jobs rescued whose holder is not in the roster: the roster document was deleted by hand or rolled back. Unlocks jobs
+    /// that have no holder. Returns whether the sweep is at its end: then it begins again with the next pass, as it does after an error.
+    pub(crate) async fn tick(&mut self, store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<bool, StoreError> {
+        let mut orphans = HashMap::new();
+        let position = rescuer.find_orphans(self.0.take(), &Pass::begin(shutdown), &mut orphans).await;
         if !orphans.is_empty() {
-            tracing::warn!(count = orphans.len(), "jobs are locked by workers that are not in the roster");
-            failed = failed.and(end_all(store, &rescuer.watchdog, &mut rescuer.session, orphans).await);
+            let count: usize = orphans.values().map(Vec::len).sum();
+            tracing::warn!(count, "jobs are locked by workers that are not in the roster");
         }
-        match next {
-            Some(next) => after = Some(next),
-            None => break,
+        for (worker, jobs) in orphans {
+            let store = store.clone();
+            rescuer.rescues.begin(worker, move |rescue| async move { end_held(&store, rescue, worker, &jobs).await.map(drop) }.boxed());
         }
+        self.0 = position?;
+        Ok(self.0.is_none())
     }
-    failed
 }

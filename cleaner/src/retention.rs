@@ -1,4 +1,4 @@
-//! How long finished jobs stay in the archive: a period for all, and others for failures, for finish reasons
+//! How long archived jobs stay in the archive: a period for all, and others for failures, for finish reasons
 //! and for classes.
 //!
 //! Everything that has passed the longest period is deleted by its end alone. For each shorter period, the archive is walked by the ends of
@@ -18,12 +18,10 @@ use recruiter_common::{
     store::{Covered, OtherClasses, Reasons, RetentionPosition, Store, StoreError},
 };
 
-use crate::prune;
+use crate::{Pass, prune};
 
 /// Maximum number of documents that one step examines and deletes. It is small, so that other operations do not wait long.
 const STEP: u64 = 1_000;
-/// Maximum number of steps of each walk in one pass. Between two passes the cleaner polls the roster.
-const STEPS: usize = 10;
 /// How far a walk goes back in each pass, for jobs that came into the archive a while after they ended. One that came even later is deleted
 /// when the longest period has passed.
 const GO_BACK: TimeDelta = TimeDelta::minutes(1);
@@ -116,10 +114,8 @@ impl Retention {
 impl Walk {
     async fn tick(&mut self, store: &Store, before: Instant, shutdown: &Shutdown) -> Result<bool, StoreError> {
         let (mut count, mut all) = (0, false);
-        for _ in 0..STEPS {
-            if shutdown.is_requested() {
-                break;
-            }
+        let pass = Pass::begin(shutdown);
+        while pass.goes_on() {
             let step = store.prune_covered(&self.covered, self.position, before, STEP).await?;
             count += step.deleted;
             if step.next.is_none() {

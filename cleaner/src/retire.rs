@@ -10,6 +10,9 @@
 //! changes although every worker is alive. Therefore a worker that was silent for a third of the period is only
 //! suspected. From then on each poll begins with a write by the cleaner, and the silence counts only while MongoDB
 //! acknowledges these writes. While no worker is suspected, the cleaner writes nothing.
+//!
+//! A worker is also dead when its process ran on this machine and is gone (`liveness`), which is checked every 200 ms without MongoDB. A
+//! retirement that another cleaner has not finished within two seconds is taken over.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -19,6 +22,7 @@ use std::{
 use recruiter_common::{
     ids::WorkerId,
     roster::{ProcessIdentity, RegisteredWorker},
+    shutdown::Shutdown,
     store::{Store, StoreError},
     telemetry::chain,
 };
@@ -158,20 +162,16 @@ impl Observations {
     }
 }
 
-/// One poll of the roster: retires dead workers and rescues their jobs. Returns whether a worker was retired. Continues
-/// retirements that another cleaner did not finish.
+/// One poll of the roster: retires dead workers and begins to rescue their jobs. Returns whether a worker was retired. Continues
+/// retirements that another cleaner did not finish. The rescues run beside the next polls.
 pub(crate) async fn tick(
     store: &Store,
     rescuer: &mut Rescuer,
     observations: &mut Observations,
     dead_after: Duration,
+    shutdown: &Shutdown,
 ) -> Result<bool, StoreError> {
-    let polled = poll(store, rescuer, observations, dead_after).await;
-    rescuer.wait().await;
-    polled
-}
-
-async fn poll(store: &Store, rescuer: &mut Rescuer, observations: &mut Observations, dead_after: Duration) -> Result<bool, StoreError> {
+    rescuer.progress();
     // Taken before the reads, because this process may stall after them.
     let asked = Monotonic::now();
     let written = observations.suspects && store.acknowledges_writes(dead_after / POLLS).await?;
@@ -183,9 +183,15 @@ async fn poll(store: &Store, rescuer: &mut Rescuer, observations: &mut Observati
     store.fresh_clock().await?;
     rescuer.compare_users(&workers).await?;
     rescuer.forget_all_but(&workers);
-    let left = observations.unfinished(&workers, asked);
+    for left in observations.unfinished(&workers, asked) {
+        rescuer.begin(left.clone());
+    }
     let mut has_retired = false;
     for (worker, last_seen_at, death) in observations.dead(&workers, asked, written, dead_after) {
+        if shutdown.is_requested() {
+            break;
+        }
+        rescuer.progress();
         let retired = match store.retire_if_silent_since(worker, last_seen_at).await {
             Err(error) if !error.is_transient() => {
                 tracing::warn!(worker.id = %worker, error = chain(&error), "a dead worker cannot be retired; trying again");
@@ -196,12 +202,9 @@ async fn poll(store: &Store, rescuer: &mut Rescuer, observations: &mut Observati
         if let Some(retired) = retired {
             tracing::warn!(worker.id = %worker, death.cause = death.cause(), "a worker is dead: retiring it");
             observations.finishing.insert(worker);
-            rescuer.begin(retired).await;
+            rescuer.begin(retired);
             has_retired = true;
         }
-    }
-    for retired in left {
-        rescuer.begin(retired.clone()).await;
     }
     Ok(has_retired)
 }

@@ -17,7 +17,7 @@ const SWEEP_STEP: u64 = 5_000;
 /// The findings of one step of the sweep.
 #[derive(Clone, Debug)]
 pub struct LockedJobs {
-    /// Locked documents.
+    /// Locked documents: their ids and holders.
     pub documents: Vec<RawDocumentBuf>,
     /// All registered workers.
     pub registered: HashSet<WorkerId>,
@@ -63,8 +63,9 @@ impl Store {
             if !range.is_empty() {
                 filter.insert("_id", range);
             }
-            let scheduled = scheduled.clone_with_type::<RawDocumentBuf>();
-            let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).session(&mut session).await?;
+            let (scheduled, holder) =
+                (scheduled.clone_with_type::<RawDocumentBuf>(), doc! { "last_execution.worker": 1, "last_execution.start": 1 });
+            let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).projection(holder).session(&mut session).await?;
             let documents: Vec<RawDocumentBuf> = locked.stream(&mut session).try_collect().await?;
             let roster = roster.clone_with_type::<RawDocumentBuf>();
             let mut registered = roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).session(&mut session).await?;

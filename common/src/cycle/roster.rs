@@ -564,14 +564,17 @@ impl Store {
     }
 
     /// Adds the session in which a cleaner ends the jobs of a retired worker to the worker's own sessions. If that
-    /// cleaner dies, the next one ends this session like those of the worker.
+    /// cleaner dies, the next one ends this session like those of the worker. It takes the place of an earlier one of this cleaner that was
+    /// `ended`: the driver may use that for other calls.
     ///
     /// Filter: id, retired. Index: `_id`. Invariant: another cleaner can continue after a cleaner's death.
-    pub async fn record_rescue_session(&self, worker: WorkerId, session: Document) -> Result<(), StoreError> {
+    pub async fn record_rescue_session(&self, worker: WorkerId, session: Document, ended: Option<Document>) -> Result<(), StoreError> {
         let roster = self.roster.clone();
         // `$addToSet` fails on a field that is not an array.
         let named = doc! { "$cond": [{ "$isArray": "$sessions" }, "$sessions", []] };
-        let update = vec![doc! { "$set": { "sessions": { "$setUnion": [named, [{ "$literal": session }]] } } }];
+        let literals = |sessions: Option<Document>| sessions.into_iter().map(|session| doc! { "$literal": session }).collect::<Vec<_>>();
+        let others = doc! { "$setDifference": [named, literals(ended)] };
+        let update = vec![doc! { "$set": { "sessions": { "$setUnion": [others, literals(Some(session))] } } }];
         call("record_rescue_session", async move { roster.update_one(doc! { "_id": worker, "retired": true }, update).await })
             .await
             .map(drop)

@@ -43,17 +43,18 @@ impl TryFrom<RawDocumentBuf> for Held {
     type Error = RawDocumentBuf;
 
     fn try_from(document: RawDocumentBuf) -> Result<Self, RawDocumentBuf> {
-        let execution = document.get_document("last_execution").ok();
-        let id = |field: &str| execution.and_then(|execution| execution.get_object_id(field).ok());
-        match (document.get_object_id("_id"), id("worker"), id("start")) {
-            (Ok(job), Some(holder), Some(start)) => {
-                let claim = Claim { job: job.into(), start: start.into() };
-                let job = Job::try_from(document).map(Box::new);
-                Ok(Self { holder: holder.into(), claim, job })
-            }
-            _ => Err(document),
+        match holder_of(&document) {
+            Some((holder, claim)) => Ok(Self { holder, claim, job: Job::try_from(document).map(Box::new) }),
+            None => Err(document),
         }
     }
+}
+
+/// The worker that has locked a document, and its claim.
+pub fn holder_of(document: &RawDocument) -> Option<(WorkerId, Claim)> {
+    let execution = document.get_document("last_execution").ok()?;
+    let (job, start) = (document.get_object_id("_id").ok()?, execution.get_object_id("start").ok()?);
+    Some((execution.get_object_id("worker").ok()?.into(), Claim { job: job.into(), start: start.into() }))
 }
 
 /// Why a document is not a valid job.

@@ -23,7 +23,7 @@ use bson::{Bson, RawDocumentBuf};
 
 use self::{bundle::Bundle, edge::edges_of};
 pub use self::{
-    document::{CorruptJob, Held, StoredJob},
+    document::{CorruptJob, Held, StoredJob, holder_of},
     ending::KEPT_EXECUTIONS,
     execution::{Claim, Execution, IfWorkerDies},
     finish_reason::FinishReason,

@@ -41,6 +41,11 @@ impl CommitSession {
         !matches!(self.session, Session::Open(_))
     }
 
+    /// The id of a session that was given up: [`Store::open_session`] ends it and opens another one.
+    pub fn given_up(&self) -> Option<Document> {
+        if let Session::GivenUp(id) = &self.session { Some(id.clone()) } else { None }
+    }
+
     /// Whether a write outside of a transaction may have to wait for the last transaction of this session.
     pub(crate) fn may_hold_jobs(&self) -> bool {
         self.may_hold_jobs

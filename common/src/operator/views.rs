@@ -114,16 +114,16 @@ impl Store {
     /// The sizes in bytes of those of these jobs that exist, to read them in portions. A job that moves in between may be left out.
     ///
     /// Filter: these ids. Index: `_id`. Invariant: none.
-    pub(crate) async fn sizes_by_id(&self, jobs: &[JobId]) -> Result<HashMap<JobId, usize>, StoreError> {
+    pub async fn sizes_by_id(&self, jobs: &[JobId]) -> Result<HashMap<JobId, usize>, StoreError> {
         let mut sizes = HashMap::new();
-        for (collection, some) in
-            [&self.scheduled, &self.archived].into_iter().flat_map(|of| jobs.chunks(IDS_PER_QUERY).map(move |some| (of, some)))
-        {
-            let (collection, filter) = (collection.clone(), doc! { "_id": { "$in": some.to_vec() } });
-            let found = call("sizes_by_id", async move {
-                collection.find(filter).projection(doc! { "bytes": { "$bsonSize": "$$ROOT" } }).batch_size(10_000).await?.readable().await
-            });
-            sizes.extend(found.await?.iter().filter_map(|job| Some((id_of(job)?, usize::try_from(job.get_i32("bytes").ok()?).ok()?))));
+        for collection in [&self.scheduled, &self.archived] {
+            for some in jobs.chunks(IDS_PER_QUERY) {
+                let (collection, filter) = (collection.clone(), doc! { "_id": { "$in": some.to_vec() } });
+                let size = doc! { "bytes": { "$bsonSize": "$$ROOT" } };
+                let found =
+                    call("sizes_by_id", async move { collection.find(filter).projection(size).batch_size(10_000).await?.readable().await });
+                sizes.extend(found.await?.iter().filter_map(|job| Some((id_of(job)?, usize::try_from(job.get_i32("bytes").ok()?).ok()?))));
+            }
         }
         Ok(sizes)
     }

@@ -123,7 +123,7 @@ async fn a_worker_without_a_readable_heartbeat_is_retired_until_it_gives_one() {
         assert_eq!(registered.iter().find(|found| found.id == worker).unwrap().last_seen_at, None);
         assert!(setting.store.retire_if_silent_since(worker, None).await.unwrap().is_some_and(|worker| worker.retired));
         let session = setting.store.open_session(&mut CommitSession::default()).await.unwrap();
-        setting.store.record_rescue_session(worker, session.clone()).await.unwrap();
+        setting.store.record_rescue_session(worker, session.clone(), None).await.unwrap();
         assert!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().contains(&session.into()));
     }
     let worker = setting.worker(1).await;
@@ -170,8 +170,11 @@ async fn only_the_retired_are_buried() {
     setting.set("roster", retired, doc! { "retired": true }).await;
     let session = setting.store.open_session(&mut CommitSession::default()).await.unwrap();
     for (worker, sessions) in [(living, 0), (retired, 1)] {
-        setting.store.record_rescue_session(worker, session.clone()).await.unwrap();
-        assert_eq!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap().len(), sessions);
+        let before = doc! { "id": "given up" };
+        setting.store.record_rescue_session(worker, before.clone(), None).await.unwrap();
+        setting.store.record_rescue_session(worker, session.clone(), Some(before)).await.unwrap();
+        let listed = vec![Bson::from(session.clone()); sessions];
+        assert_eq!(setting.found("roster", worker).await.unwrap().get_array("sessions").unwrap(), &listed);
         setting.store.delete_if_retired(worker).await.unwrap();
         assert_eq!(setting.found("roster", worker).await.is_some(), worker == living);
     }

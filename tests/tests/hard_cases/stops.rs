@@ -29,6 +29,8 @@ use crate::{PATIENT, SOON, end_of, excuse, fault, tended, until_available, wait,
 
 /// Of `systemd/recruiter-worker@.service`.
 const TIMEOUT_STOP_SEC: Duration = Duration::from_secs(75);
+/// Of `systemd/recruiter-cleaner.service`.
+const CLEANER_TIMEOUT_STOP_SEC: Duration = Duration::from_secs(15);
 /// Deaths in the cycle without a stop request: one worker, with two jobs.
 const DEATHS: usize = 2;
 /// How often faults that did not strike are tried at most, and how often those of steps that are not taken in every run.
@@ -414,6 +416,31 @@ async fn stop_without_mongodb() -> Duration {
     let begin = Instant::now();
     world.members[worker].process.terminate();
     let status = world.members[worker].process.wait_exit(SOON).await;
+    let took = begin.elapsed();
+    assert!(status.success(), "after {took:?}: {status}\n{}", world.logs());
+    mongo.resume().unwrap();
+    drop(world);
+    mongo.stop().await.unwrap();
+    took
+}
+
+/// The calls of its duties do not add up.
+#[tokio::test]
+async fn a_cleaner_without_mongodb_stops_in_time() {
+    best_of_three(CLEANER_TIMEOUT_STOP_SEC, "a stop of a cleaner without MongoDB", stop_of_a_cleaner_without_mongodb).await;
+}
+
+async fn stop_of_a_cleaner_without_mongodb() -> Duration {
+    let mut mongo = own_mongod().await;
+    let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await;
+    let cleaner = world.start(Role::Cleaner, &["--every", "100ms", "--sweep-every", "100ms", "--prune-every", "100ms"], &[]);
+    wait(&world, "it polls", async || world.logs().contains("watching the heartbeats")).await;
+    mongo.pause().unwrap();
+    // So that a poll waits for MongoDB.
+    pause(Duration::from_millis(500)).await;
+    let begin = Instant::now();
+    world.members[cleaner].process.terminate();
+    let status = world.members[cleaner].process.wait_exit(SOON).await;
     let took = begin.elapsed();
     assert!(status.success(), "after {took:?}: {status}\n{}", world.logs());
     mongo.resume().unwrap();

@@ -7,10 +7,11 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{StartId, WorkerId},
     retry_policy::RetryForever,
+    roster::ProcessIdentity,
     store::Registration,
 };
 use recruiter_tests::{
-    factory::{announcement, insert_unvalidated, minimal_job},
+    factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::{ids, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
@@ -163,22 +164,58 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     system.stop().await;
 }
 
-/// The first of two that die together: its first write hangs.
+/// Each attempt hangs in its transaction until the call is given up. Meanwhile others die, one after the other: each is found by a later poll.
 #[tokio::test]
 async fn a_rescue_that_hangs_holds_up_no_other() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    for _ in 0..2 {
-        store.register(&Registration { lease_ms: 300, ..announcement(1) }).await.unwrap();
+    let gone = ProcessIdentity { pid: i32::MAX, ..ProcessIdentity::of_this_process().unwrap() };
+    let dead = || Registration { process: gone.clone(), ..announcement(1) };
+    let first = dead();
+    store.register(&first).await.unwrap();
+    let job = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap().id;
+    assert_eq!(started(&store, first.id, &[job]).await.len(), 1);
+    store.heartbeat(first.id, &[job]).await.unwrap();
+    let fault = FailPoint::new("recruiter-cleaner", &["insert"]).namespace(database.name(), "archived").block(SOON);
+    let armed = fault.arm(database.uri()).await;
+    let cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "10m", "--every", "100ms", "--log", "debug"]);
+    wait_until(SOON, "the first attempt hangs", async || armed.struck().await == 1).await;
+    for _ in 0..5 {
+        store.register(&dead()).await.unwrap();
+        wait_until(SOON, "another one is rescued", async || count(&database, "roster", doc! {}).await == 1).await;
     }
-    let fault = FailPoint::new("recruiter-cleaner", &["update"]).namespace(database.name(), "roster").times(1);
-    let armed = fault.block(Duration::from_secs(8)).arm(database.uri()).await;
-    let _cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "1500ms", "--every", "100ms"]);
-    wait_until(SOON, "one is rescued", async || count(&database, "roster", doc! {}).await == 1).await;
-    assert_eq!(armed.struck().await, 1);
-    let hangs = doc! { "retired": true, "sessions": [] };
-    assert_eq!(count(&database, "roster", hangs).await, 1, "the other one");
+    let attempts = cleaner.stderr().matches("be rescued").count();
+    assert!(attempts < 5, "{attempts} have ended: the polls wait for them\n{}", cleaner.stderr());
+    wait_until(SOON, "it is tried again", async || armed.struck().await >= 2).await;
+    let sessions = database.raw("roster").find_one(doc! { "_id": first.id }).await.unwrap().unwrap().get_array("sessions").unwrap().len();
+    assert_eq!(sessions, 1, "the one that was given up may be used for something else");
+    drop(armed);
     wait_until(SOON, "it is rescued as well", async || count(&database, "roster", doc! {}).await == 0).await;
+    assert_eq!(count(&database, "archived", doc! { "_id": job }).await, 1);
+}
+
+/// Jobs of 18 MB.
+#[tokio::test]
+async fn a_rescue_reads_large_jobs_in_portions() {
+    let database = TestDatabase::new().await;
+    store(&database).await;
+    let worker = WorkerId::new();
+    let large = (0..6).map(|_| {
+        let mut document = orphan(60_000);
+        document.get_document_mut("last_execution").unwrap().insert("worker", worker);
+        document.insert("note", "x".repeat(3 * 1024 * 1024));
+        document
+    });
+    insert_unvalidated(&database, large.collect()).await;
+    database.database().run_command(doc! { "profile": 2 }).await.unwrap();
+    let _cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
+    let rescued = doc! { "locked": false, "deaths": 1 };
+    wait_until(SOON, "all are rescued", async || count(&database, "scheduled", rescued.clone()).await == 6).await;
+    let replies = async |bytes: i32| {
+        count(&database, "system.profile", doc! { "appName": "recruiter-cleaner", "responseLength": { "$gt": bytes << 20 } }).await
+    };
+    assert!(replies(5).await >= 3, "two in each");
+    assert_eq!(replies(9).await, 0);
 }
 
 /// MongoDB lets a user end its own transactions only.
