@@ -12,8 +12,9 @@ pub use crate::{
     hints::{AssignedJobs, EVERY_GROUP, Hint, Hints, HintsAddress, HintsAt, Hub, InvalidHintsAddress, Listener},
     job::{
         StoredJob,
-        ending::{Archival, Progress, Recorded, Rescheduling},
+        ending::{Archival, Progress, Recorded},
         lane::{Lane, Position, ScheduledJob},
+        rescheduling::Rescheduling,
     },
     limits::{FastLimits, GroupBacklog, KeptCells, LARGEST_CAP, RateCell, groups::InvalidSetting},
     lines::Head,

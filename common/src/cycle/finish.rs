@@ -18,9 +18,10 @@ use crate::{
     hints::Hint,
     job::{
         Claim,
-        ending::{Archival, Guard, Halt, Kept, Recorded, Rescheduling},
+        ending::{Archival, Guard, Halt, Kept, Recorded},
         lane::ScheduledJob,
         raw::LARGEST_DOCUMENT,
+        rescheduling::Rescheduling,
     },
     lines::halt_lines_in,
     mongo::{
@@ -132,7 +133,7 @@ impl GuardedWrite for Rescheduling {
     }
 
     fn reduced(self) -> Option<Self> {
-        self.without_history()
+        Some(self.without_history())
     }
 
     /// Archives the job as malformed, with its history, because no process can unlock it.
@@ -149,7 +150,7 @@ impl GuardedWrite for Rescheduling {
     }
 
     fn size(&self) -> usize {
-        size_of(&self.update)
+        size_of(&self.update())
     }
 }
 
@@ -441,7 +442,7 @@ impl Store {
     pub async fn reschedule_if_claimed(&self, batch: &[Rescheduling]) -> Result<Vec<Recorded>, StoreError> {
         let statement = |job: &Rescheduling| {
             let filter = doc! { "_id": job.claim.job, "locked": true, "last_execution.start": job.claim.start };
-            doc! { "q": filter, "u": job.update.clone() }
+            doc! { "q": filter, "u": job.update() }
         };
         let command = doc! {
             "update": self.scheduled.name(),

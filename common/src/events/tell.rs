@@ -7,8 +7,9 @@ use crate::{
     base::ids::{JobId, WorkerId},
     job::{
         FinishReason,
-        ending::{Archival, Kept, Recorded, Rescheduling},
+        ending::{Archival, Kept, Recorded},
         notes::{Notes, PROGRESS},
+        rescheduling::Rescheduling,
     },
     mongo::Store,
 };
@@ -90,7 +91,7 @@ impl Store {
     /// Tells that jobs will be retried.
     pub(crate) fn tell_rescheduled(&self, batch: &[Rescheduling], recorded: &[Recorded]) {
         let Some(wanted) = self.publisher().wanted() else { return };
-        let retried = batch.iter().zip(recorded).filter(|(job, recorded)| **recorded == Recorded::Yes && job.has_run());
+        let retried = batch.iter().zip(recorded).filter(|(job, recorded)| **recorded == Recorded::Yes && job.executions.is_some());
         let events = retried.filter_map(|(job, _)| {
             let details = doc! { "due": bson::DateTime::from_chrono(job.due) };
             self.job_event(&wanted, "retried", job.claim.job(), &job.class, &job.group, details)

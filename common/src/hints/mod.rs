@@ -23,7 +23,7 @@ use crate::{
         ids::{JobId, RoundId, WorkerId},
         instant::Instant,
     },
-    job::{ending::Rescheduling, lane::ScheduledJob},
+    job::{lane::ScheduledJob, rescheduling::Rescheduling},
     mongo::cut,
     roster::{GRANTS, Permits, ids_in, permits_in, permits_to_document},
 };

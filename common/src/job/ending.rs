@@ -1,4 +1,4 @@
-//! The end of a start, as a value: the writes that archive or delete a started job, or reschedule it for another attempt.
+//! The end of a job, as a value: what is archived of it. `rescheduling` is the end of a start after which the job runs again.
 //!
 //! Pure: this file has no database calls. The [`store`](crate::store) writes these values, each under its guard. For a document that
 //! MongoDB refuses, this file also creates reduced forms.
@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bson::{
-    Bson, Document, RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
+    Bson, Document, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
     oid::ObjectId,
     raw::{CStr, cstr},
     rawdoc,
@@ -15,13 +15,14 @@ use bson::{
 use super::{
     Job,
     document::CorruptJob,
-    execution::{Claim, Execution},
+    execution::{Claim, Execution, Executions, count, deaths_with},
     finish_reason::FinishReason,
     gate::line_of_gate,
     keep::Keep,
-    notes::{CHECKPOINT, LOG, PROGRESS, with_notes},
+    notes::with_notes,
     priority::DEFAULT_PRIORITY,
     raw::{LARGEST_DOCUMENT, completed, replaced},
+    rescheduling::Rescheduling,
     stored_policy::DEFAULT_POLICY,
 };
 use crate::base::{
@@ -31,14 +32,12 @@ use crate::base::{
     instant::Instant,
 };
 
-/// Maximum number of executions in a job's history: the first and the newest. Dropped ones are counted.
-pub const KEPT_EXECUTIONS: usize = 20;
 /// Stored in place of a result that was dropped.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
 /// The field that marks a document of which a part could not be stored.
-const REDUCED: &str = "reduced";
+pub(super) const REDUCED: &str = "reduced";
 /// The field of a bundle that holds the outcomes of its items.
-const OUTCOMES: &str = "item_outcomes";
+pub(super) const OUTCOMES: &str = "item_outcomes";
 
 /// The end of a job: it is moved from `scheduled` to `archived`, or deleted if it succeeded and nothing of a success is kept.
 #[derive(Clone, Debug)]
@@ -194,23 +193,21 @@ impl Archival {
     /// A started job that cannot be unlocked, because MongoDB refuses every change of its document, which may be older than the
     /// validator. The archived document is `document` as stored, with the history of the refused update.
     pub(crate) fn not_unlockable(refused: Rescheduling, document: &RawDocument, reason: &str, now: Instant) -> Self {
-        let mut set = match refused.update.get_document("$set") {
-            Ok(set) => set.clone(),
-            Err(_) => doc! {},
-        };
-        let ended = set.remove("last_execution").and_then(|ended| bson::deserialize_from_bson::<Execution>(ended).ok()).unwrap_or_default();
+        let ended = refused.last.unwrap_or_default();
         let mut message = format!("MongoDB refuses to unlock it for another attempt: {reason}");
         if let (Some(class), Some(said)) = (&ended.class, &ended.message) {
             message.push_str(&format!(" (it ended as `{class}`: {said})"));
         }
         let ended_at = ended.ended_at.unwrap_or(now);
         let execution = ended.ended(ended_at, Some(&Failure::new(failure::MALFORMED, message)));
-        let kept: Vec<(&CStr, RawBson)> =
-            [cstr!("executions"), cstr!("executions_dropped"), cstr!("interruptions"), cstr!("deaths"), cstr!("item_outcomes")]
-                .into_iter()
-                .filter_map(|field| Some((field, RawBson::try_from(set.remove(field.as_str())?).ok()?)))
-                .collect();
-        let kept: Vec<(&CStr, RawBsonRef<'_>)> = kept.iter().map(|(field, value)| (*field, value.as_raw_bson_ref())).collect();
+        let executions = refused.executions.as_ref().map(|executions| (executions, executions.to_raw()));
+        let items = refused.items.and_then(|outcomes| RawBson::try_from(Bson::Array(outcomes)).ok());
+        let mut kept = vec![(cstr!("interruptions"), count(refused.interruptions))];
+        if let Some((executions, raw)) = &executions {
+            kept.extend(executions.fields(raw));
+            kept.push((cstr!("deaths"), count(executions.deaths)));
+        }
+        kept.extend(items.as_ref().map(|items| (cstr!("item_outcomes"), items.as_raw_bson_ref())));
         let why = &FinishReason::MALFORMED;
         Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, why, &kept), why)
     }
@@ -285,7 +282,7 @@ impl Archival {
 
 fn archived_document(job: &Job, execution: &Execution, why: &FinishReason, result: Option<Bson>) -> RawDocumentBuf {
     let result = result.map(RawBson::try_from);
-    let history = archived_history(job, execution, why);
+    let history = archived_history(job, execution, why).map(|executions| (executions.to_raw(), executions));
     let document = |with_result: bool, with_history: bool| {
         let mut more = vec![(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
         match &result {
@@ -293,8 +290,8 @@ fn archived_document(job: &Job, execution: &Execution, why: &FinishReason, resul
             Some(_) => more.push((cstr!("result_dropped"), NO_RESULT.into())),
             None => {}
         }
-        if let Some((executions, dropped)) = history.as_ref().filter(|_| with_history) {
-            more.extend([(cstr!("executions"), RawBsonRef::Array(executions)), (cstr!("executions_dropped"), count(*dropped))]);
+        if let Some((raw, executions)) = history.as_ref().filter(|_| with_history) {
+            more.extend(executions.fields(raw));
         }
         finished(&job.document, job.id, execution, why, &more)
     };
@@ -307,16 +304,10 @@ fn archived_document(job: &Job, execution: &Execution, why: &FinishReason, resul
     if fits(&without_result) { without_result } else { document(false, false) }
 }
 
-/// The kept history of ended executions including this one, and the number of dropped ones. `None` for a job that was done at its first
-/// attempt: its `last_execution` is the complete history.
-fn archived_history(job: &Job, execution: &Execution, why: &FinishReason) -> Option<(RawArrayBuf, u32)> {
-    if *why == FinishReason::DONE && job.executions.is_empty() {
-        return None;
-    }
-    let (executions, dropped) = history_with(job, execution);
-    let mut all = RawArrayBuf::new();
-    executions.iter().for_each(|execution| all.push(execution.to_raw()));
-    Some((all, dropped))
+/// The ended executions including this one. `None` for a job that was done at its first attempt: its `last_execution` is the complete
+/// history.
+fn archived_history(job: &Job, execution: &Execution, why: &FinishReason) -> Option<Executions> {
+    (*why != FinishReason::DONE || !job.executions.is_empty()).then(|| Executions::with(job, execution))
 }
 
 /// The archived document of a finished job: the stored document with `more`, its end, and defaults for missing fields.
@@ -352,113 +343,6 @@ fn finished(
         fields.iter().for_each(|(field, value)| only.append(field, *value));
         only
     })
-}
-
-fn count(value: u32) -> RawBsonRef<'static> {
-    i32::try_from(value).map_or_else(|_| RawBsonRef::Int64(value.into()), RawBsonRef::Int32)
-}
-
-fn stored(execution: &Execution) -> Bson {
-    Bson::Document(Document::try_from(&*execution.to_raw()).expect("an execution is made of dates, ids, texts and numbers"))
-}
-
-/// The end of a start that reschedules the job.
-#[derive(Clone, Debug)]
-pub struct Rescheduling {
-    pub(crate) claim: Claim,
-    pub(crate) update: Document,
-    pub(crate) group: String,
-    /// For its event.
-    pub(crate) class: String,
-    pub(crate) due: Instant,
-}
-
-impl Rescheduling {
-    /// Another attempt at `at`, with the ended `execution` in the history. `counts` is false for an interruption.
-    pub fn retry(job: &Job, claim: Claim, execution: &Execution, at: Instant, counts: bool) -> Self {
-        let (executions, dropped) = history_with(job, execution);
-        let set = doc! {
-            "locked": false,
-            "scheduled_at": bson::DateTime::from_chrono(at),
-            "last_execution": stored(execution),
-            "executions": executions.iter().map(stored).collect::<Vec<_>>(),
-            "executions_dropped": dropped,
-            "interruptions": job.interruptions + u32::from(!counts),
-            "deaths": deaths_with(job, execution),
-        };
-        Self { claim, update: doc! { "$set": set }, group: job.settings.group().to_owned(), class: job.class.clone(), due: at }
-    }
-
-    /// Releases a job whose workable was not entered: the same due date as before, and the start does not count. The newest execution in
-    /// the history becomes `last_execution` again.
-    pub fn release(job: &Job, claim: Claim) -> Self {
-        let mut set = doc! { "locked": false, "interruptions": job.interruptions + 1 };
-        let mut update = doc! {};
-        match job.executions.last() {
-            Some(previous) => drop(set.insert("last_execution", stored(previous))),
-            None => drop(update.insert("$unset", doc! { "last_execution": "" })),
-        }
-        update.insert("$set", set);
-        let was_due = job.last_execution.as_ref().and_then(|execution| execution.scheduled_at);
-        let due = job.due().or(was_due).unwrap_or_default();
-        Self { claim, update, group: job.settings.group().to_owned(), class: job.class.clone(), due }
-    }
-
-    /// Like a release, but due at `at`, when the obstacle may be gone.
-    pub fn release_until(job: &Job, claim: Claim, at: Instant) -> Self {
-        let mut released = Self::release(job, claim);
-        if let Ok(set) = released.update.get_document_mut("$set") {
-            set.insert("scheduled_at", bson::DateTime::from_chrono(at));
-        }
-        Self { due: at, ..released }
-    }
-
-    /// Whether its workable was entered.
-    pub(crate) fn has_run(&self) -> bool {
-        self.update.get_document("$set").is_ok_and(|set| set.contains_key("executions"))
-    }
-
-    /// Adds the outcomes of all items of the bundle.
-    #[must_use]
-    pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
-        if let Ok(set) = self.update.get_document_mut("$set") {
-            set.insert(OUTCOMES, outcomes);
-        }
-        self
-    }
-
-    /// Adds the notes of the job.
-    #[must_use]
-    pub fn with_notes(mut self, notes: Document) -> Self {
-        if let Ok(set) = self.update.get_document_mut("$set") {
-            set.extend(notes);
-        }
-        self
-    }
-
-    /// The same without the history and the notes, for an outcome that MongoDB refuses.
-    pub(crate) fn without_history(mut self) -> Option<Self> {
-        let set = self.update.get_document_mut("$set").ok()?;
-        set.remove("executions");
-        set.remove("last_execution");
-        [PROGRESS, CHECKPOINT, LOG].into_iter().for_each(|field| drop(set.remove(field)));
-        set.insert(REDUCED, "MongoDB refused the whole history");
-        Some(self)
-    }
-}
-
-/// The number of deaths of the job's workers, including this execution.
-fn deaths_with(job: &Job, execution: &Execution) -> u32 {
-    job.deaths + u32::from(execution.crashed == Some(true))
-}
-
-/// The bounded history with one more execution: the first and the newest are kept.
-fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
-    let mut executions = job.executions.clone();
-    executions.push(execution.clone());
-    let excess = executions.len().saturating_sub(KEPT_EXECUTIONS);
-    executions.drain(1..=excess);
-    (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
 }
 
 /// Item outcomes of a bundle that is still running.

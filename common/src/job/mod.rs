@@ -15,6 +15,7 @@ pub(crate) mod lane;
 pub mod notes;
 mod priority;
 pub(crate) mod raw;
+pub(crate) mod rescheduling;
 pub(crate) mod settings;
 mod state;
 pub(crate) mod stored_policy;
@@ -24,8 +25,7 @@ use bson::{Bson, RawDocumentBuf};
 use self::{bundle::Bundle, edge::edges_of};
 pub use self::{
     document::{CorruptJob, Held, StoredJob, holder_of},
-    ending::KEPT_EXECUTIONS,
-    execution::{Claim, Execution, IfWorkerDies},
+    execution::{Claim, Execution, IfWorkerDies, KEPT_EXECUTIONS},
     finish_reason::FinishReason,
     keep::Keep,
     notes::JobProgress,

@@ -273,15 +273,11 @@ pub(super) fn end_of(verdict: &Verdict, job: &Job, claim: Claim, kept: Kept, now
         }
         Verdict::Retry { failure, at, again } => {
             let rescheduling = Rescheduling::retry(job, claim, &execution(Some(failure)), *at, again.counts());
-            let rescheduling = match items {
-                Some(outcomes) => rescheduling.with_items(outcomes),
-                None => rescheduling,
-            };
-            Some(JobEnd::Reschedule(Box::new(rescheduling.with_notes(notes.unwrap_or_default()))))
+            Some(JobEnd::Reschedule(Box::new(rescheduling.with(items, notes.unwrap_or_default()))))
         }
         Verdict::Release { at, .. } => {
             let released = Rescheduling::release_until(job, claim, *at);
-            Some(JobEnd::Reschedule(Box::new(released.with_notes(notes.unwrap_or_default()))))
+            Some(JobEnd::Reschedule(Box::new(released.with(None, notes.unwrap_or_default()))))
         }
         Verdict::ClaimLost => None,
     }
