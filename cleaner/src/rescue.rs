@@ -26,7 +26,7 @@ use recruiter_common::{
     roster::RegisteredWorker,
     service::Watchdog,
     shutdown::Shutdown,
-    store::{Archival, BATCH_BYTES, CommitSession, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError, cut},
+    store::{Archival, BATCH_BYTES, CommitSession, Ending, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError, cut},
     telemetry::chain,
 };
 
@@ -191,7 +191,7 @@ async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) ->
                 reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
                 groups.insert(job.settings.group().to_owned());
             }
-            IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, crashed(&job, now), &why, None)),
+            IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, Ending::new(crashed(&job, now), why))),
         }
     }
     let rescheduled = store.finish(session, &reschedulings).await?;

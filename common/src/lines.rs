@@ -12,7 +12,7 @@ use mongodb::{ClientSession, Collection, error::Error, options::ReadConcern};
 
 use crate::{
     base::instant::Instant,
-    job::{ending::Halt, lane::ScheduledJob},
+    job::{ending::Archival, lane::ScheduledJob},
     limits::{
         Pause, Paused,
         settings::{id_of_pause, pause_in},
@@ -111,16 +111,17 @@ impl Store {
     }
 }
 
-/// Pauses the lines of jobs that have failed, in the transaction that archives these jobs. A line that is paused already stays so.
+/// Pauses the lines that these ends halt, in their transaction. A line that is paused already stays so.
 ///
 /// Filter: id. Index: `_id`. Invariant: the order of a line, as stated above.
 pub(crate) async fn halt_lines_in(
     session: &mut ClientSession,
     pauses: &Collection<Document>,
-    halts: &[Halt],
+    ends: &[Archival],
     now: Instant,
 ) -> Result<(), Error> {
-    for Halt { line, job, why } in halts {
+    for (end, line) in ends.iter().filter_map(|end| Some((end, end.effects.halts.as_ref()?))) {
+        let (job, why) = (end.job(), &end.effects.why);
         let pause = doc! {
             "by": "halt_on_failure",
             "reason": format!("job {job} has failed (`{why}`)"),

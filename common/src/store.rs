@@ -12,6 +12,7 @@ pub use crate::{
     hints::{AssignedJobs, EVERY_GROUP, Hint, Hints, HintsAddress, HintsAt, Hub, InvalidHintsAddress, Listener},
     job::{
         StoredJob,
+        effects::Ending,
         ending::{Archival, Progress, Recorded},
         lane::{Lane, Position, ScheduledJob},
         rescheduling::Rescheduling,

@@ -12,25 +12,21 @@
 use crate::{
     base::{
         ids::{JobId, StartId, WorkerId},
-        instant::Instant,
         telemetry::chain,
     },
-    hints::Hint,
     job::{
         Claim,
-        ending::{Archival, Guard, Halt, Kept, Recorded},
-        lane::ScheduledJob,
+        ending::{Archival, Guard, Recorded},
         raw::LARGEST_DOCUMENT,
         rescheduling::Rescheduling,
     },
-    lines::halt_lines_in,
     mongo::{
         CommitSession, Store, StoreError, batch::Batches, call, cut, id_of, raw_id_of, readable::Readable, require_transaction,
         session::commit, start_of,
     },
 };
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     sync::Arc,
 };
 
@@ -44,8 +40,6 @@ use mongodb::{
 
 /// Maximum number of ends in one command or transaction. The cost of the round trip is then negligible.
 const BATCH: usize = 1_000;
-/// Maximum number of new jobs that a hint describes.
-const ANNOUNCED: usize = 16;
 /// Approximate size of a deletion in a command, in bytes.
 const DELETION_BYTES: usize = 64;
 /// Maximum size of one command or transaction, in bytes. MongoDB accepts 48 MB, but a large command delays all others.
@@ -95,9 +89,10 @@ impl GuardedWrite for Archival {
     }
 
     /// Ends the job without the pause of its line, if it has one: MongoDB may refuse that. Otherwise does nothing: the caller keeps the end.
-    async fn refused(mut self, store: &Store, session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
-        let Some(Halt { line, job, .. }) = self.halts.take() else { return Ok(Recorded::Refused) };
-        for end in [Some(self.clone()), self.without_details()].into_iter().flatten() {
+    async fn refused(self, store: &Store, session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+        let Some(line) = self.effects.halts.clone() else { return Ok(Recorded::Refused) };
+        let (job, whole) = (self.job(), self.without_halt());
+        for end in [Some(whole.clone()), whole.without_details()].into_iter().flatten() {
             match store.archive(session, &[end]).await {
                 Ok(recorded) => {
                     tracing::error!(
@@ -120,8 +115,8 @@ impl GuardedWrite for Archival {
     }
 
     fn size(&self) -> usize {
-        let continuation: usize = self.continuation.iter().map(size_of).sum();
-        continuation + self.document().map_or(DELETION_BYTES, |document| document.as_bytes().len())
+        let becomes: usize = self.effects.becomes.iter().map(size_of).sum();
+        becomes + self.document().map_or(DELETION_BYTES, |document| document.as_bytes().len())
     }
 }
 
@@ -250,19 +245,12 @@ impl Store {
             if self.scheduled.delete_one(claimed).session(&mut *session).await?.deleted_count == 0 {
                 return Ok(Recorded::ClaimLost);
             }
-            match &end.kept {
-                Kept::Document(document) => {
-                    let archived = self.archived.clone_with_type::<RawDocumentBuf>();
-                    archived.insert_one(&**document).session(&mut *session).await?;
-                }
-                Kept::Nothing { group, .. } => self.count_not_kept_in(&mut *session, end.job(), group).await?,
+            self.write_effects_in(&mut *session, std::slice::from_ref(end)).await?;
+            if end.document().is_none() {
+                self.count_not_kept_in(&mut *session, end.job(), &end.effects.group).await?;
             }
-            halt_lines_in(&mut *session, &self.pauses, end.halts.as_slice(), self.now()).await?;
-            if let Some(key) = &end.frees {
+            if let Some(key) = &end.effects.frees {
                 self.release_successor_in(&mut *session, key).await?;
-            }
-            if !end.continuation.is_empty() {
-                self.scheduled.insert_many(end.continuation.iter()).session(&mut *session).await?;
             }
             Ok(Recorded::Yes)
         }
@@ -272,8 +260,6 @@ impl Store {
 
     /// Moves jobs from `scheduled` to `archived`, and deletes those of which nothing is kept. Returns for each job, in order, whether it
     /// was recorded. Counts the deleted jobs.
-    ///
-    /// A job of a line that halts also writes the pause of its line ([`Store::heads_of_lines`] reads it).
     ///
     /// Uses one transaction for all jobs. A batch of deletions alone uses one command instead, unless an earlier transaction of the session
     /// may keep the jobs locked.
@@ -287,37 +273,12 @@ impl Store {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let needs_transaction = session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some() || !end.continuation.is_empty());
+        let needs_transaction =
+            session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some() || !end.effects.becomes.is_empty());
         let recorded =
             if needs_transaction { self.archive_or_delete(session, batch).await? } else { self.delete_if_claimed(batch).await? };
-        self.count_not_kept(batch.iter().zip(&recorded).filter_map(|(end, recorded)| match &end.kept {
-            Kept::Nothing { group, .. } if *recorded == Recorded::Yes => Some(group.as_str()),
-            Kept::Nothing { .. } | Kept::Document(_) => None,
-        }))
-        .await;
-        self.tell_recorded(batch, &recorded);
-        self.release_successors_soon(batch.iter().filter_map(|end| end.frees.clone()).collect()).await;
-        self.announce_ends(batch.iter().zip(&recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end)).await;
+        self.follow(batch, &recorded).await;
         Ok(recorded)
-    }
-
-    /// Notifies the recruiter of ended jobs that others wait for, and the recruiter and subscribers of the jobs that ended jobs have become.
-    ///
-    /// Index: none. Invariant: none, the recruiter looks them up if the hints are lost.
-    pub async fn announce_ends(&self, ends: impl Iterator<Item = &Archival> + Clone + Send) {
-        let jobs: Vec<JobId> = ends.clone().filter(|end| end.is_followed).map(Archival::job).collect();
-        let new: Vec<&Document> = ends.flat_map(|end| end.continuation.iter()).collect();
-        if !new.is_empty() {
-            self.tell_inserted(new.iter().copied());
-            self.announce_hint(new_jobs_hint(&new, self.now())).await;
-        }
-        let waiting: Vec<JobId> = new.iter().filter(|job| job.contains_key("waiting")).filter_map(|job| id_of(job)).collect();
-        if !waiting.is_empty() {
-            self.announce_hint(Hint::waiting(waiting)).await;
-        }
-        if !jobs.is_empty() {
-            self.announce_hint(Hint::Ended { jobs }).await;
-        }
     }
 
     /// Deletes jobs of which nothing is kept, with one command, acknowledged by a majority.
@@ -340,8 +301,8 @@ impl Store {
     async fn deleted_by_us(&self, gone: &[Archival]) -> Result<HashSet<JobId>, StoreError> {
         let mut held_by: HashMap<WorkerId, Vec<JobId>> = HashMap::new();
         for end in gone {
-            if let Kept::Nothing { holder: Some(holder), .. } = &end.kept {
-                held_by.entry(*holder).or_default().push(end.job());
+            if let (None, Some(holder)) = (end.document(), end.holder) {
+                held_by.entry(holder).or_default().push(end.job());
             }
         }
         let mut ours = HashSet::new();
@@ -396,35 +357,20 @@ impl Store {
     /// All reads are in the same causally consistent session: they see at least the state that the transaction saw, even after a
     /// failover.
     async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
-        let (scheduled, archived) = (self.scheduled.clone(), self.archived.clone());
-        let (filter, before) = (filter_of(batch), archived_before(batch));
-        let (count, documents): (usize, Arc<[Arc<RawDocumentBuf>]>) =
-            (batch.len(), batch.iter().filter_map(Archival::document).cloned().collect());
-        let continuations: Arc<[Arc<[Document]>]> =
-            batch.iter().map(|end| &end.continuation).filter(|jobs| !jobs.is_empty()).cloned().collect();
-        let halts: Arc<[Halt]> = batch.iter().filter_map(|end| end.halts.clone()).collect();
-        let (pauses, now) = (self.pauses.clone(), self.now());
+        let (store, ends): (Self, Arc<[Archival]>) = (self.clone(), batch.into());
         self.transaction("archive", session, move |open| {
-            let (scheduled, archived, documents) = (scheduled.clone(), archived.clone(), documents.clone());
-            let continuations = continuations.clone();
-            let (pauses, halts) = (pauses.clone(), halts.clone());
-            let (guarded, earlier) = (filter.clone(), before.clone());
+            let (store, ends) = (store.clone(), ends.clone());
             async move {
-                let deleted = scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;
-                if usize::try_from(deleted) == Ok(count) {
-                    if !documents.is_empty() {
-                        archived.clone_with_type::<RawDocumentBuf>().insert_many(documents.iter().cloned()).session(&mut *open).await?;
-                    }
-                    if !continuations.is_empty() {
-                        scheduled.insert_many(continuations.iter().flat_map(|jobs| jobs.iter())).session(&mut *open).await?;
-                    }
-                    halt_lines_in(&mut *open, &pauses, &halts, now).await?;
+                let (guarded, earlier) = (filter_of(&ends), archived_before(&ends));
+                let deleted = store.scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;
+                if usize::try_from(deleted) == Ok(ends.len()) {
+                    store.write_effects_in(open, &ends).await?;
                     return commit(open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
-                let still_valid = ids_matching(&scheduled, guarded, open).await?;
+                let still_valid = ids_matching(&store.scheduled, guarded, open).await?;
                 let done_before = match earlier {
-                    Some(earlier) => ids_matching(&archived, earlier, open).await?,
+                    Some(earlier) => ids_matching(&store.archived, earlier, open).await?,
                     None => HashSet::new(),
                 };
                 Ok(Attempted::NothingChanged { still_valid, done_before })
@@ -451,9 +397,8 @@ impl Store {
             "writeConcern": { "w": "majority", "j": true },
         };
         if self.write("reschedule_if_claimed", command).await? == batch.len() {
-            let recorded = vec![Recorded::Yes; batch.len()];
-            self.tell_rescheduled(batch, &recorded);
-            return Ok(recorded);
+            self.tell_rescheduled(batch.iter());
+            return Ok(vec![Recorded::Yes; batch.len()]);
         }
         let scheduled = self.scheduled.clone();
         let jobs: Vec<JobId> = batch.iter().map(|job| job.claim.job).collect();
@@ -463,10 +408,9 @@ impl Store {
         })
         .await?;
         let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
-        let recorded = |claim: Claim| if unlocked.contains(&(claim.job, claim.start)) { Recorded::Yes } else { Recorded::ClaimLost };
-        let recorded: Vec<Recorded> = batch.iter().map(|job| recorded(job.claim)).collect();
-        self.tell_rescheduled(batch, &recorded);
-        Ok(recorded)
+        let is_unlocked = |job: &Rescheduling| unlocked.contains(&(job.claim.job, job.claim.start));
+        self.tell_rescheduled(batch.iter().filter(|job| is_unlocked(job)));
+        Ok(batch.iter().map(|job| if is_unlocked(job) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
     }
 
     /// Deletes started jobs that are already in the archive.
@@ -489,17 +433,6 @@ impl Store {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         call("document_of", async move { scheduled.find_one(doc! { "_id": job }).read_concern(ReadConcern::local()).await }).await
     }
-}
-
-/// The hint about new jobs.
-fn new_jobs_hint(jobs: &[&Document], now: Instant) -> Hint {
-    let groups: BTreeSet<String> = jobs.iter().filter_map(|job| job.get_str("group").ok().map(str::to_owned)).collect();
-    let due = jobs.iter().filter_map(|job| Some(job.get_datetime("scheduled_at").ok()?.to_chrono())).min();
-    let at = due.filter(|due| *due > now);
-    let few = jobs.len() <= ANNOUNCED && at.is_none();
-    let all: Option<Vec<ScheduledJob>> =
-        jobs.iter().filter(|job| !job.contains_key("waiting")).map(|job| ScheduledJob::of_document(job)).collect();
-    Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: all.filter(|_| few).unwrap_or_default() }
 }
 
 /// The outcome of a transaction on many jobs.
@@ -539,9 +472,8 @@ fn filter_of(batch: &[Archival]) -> Document {
 /// A filter for those of these jobs that the same start has archived.
 fn archived_before(batch: &[Archival]) -> Option<Document> {
     let same = |archival: &Archival| match &archival.guard {
-        _ if archival.document().is_none() => None,
-        Guard::Claimed(claim) => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
-        Guard::Unlocked(_) => None,
+        Guard::Claimed(claim) if archival.document().is_some() => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
+        Guard::Claimed(_) | Guard::Unlocked(_) => None,
     };
     let any: Vec<Document> = batch.iter().filter_map(same).collect();
     (!any.is_empty()).then(|| doc! { "$or": any })

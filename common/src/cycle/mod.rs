@@ -8,12 +8,14 @@
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items`, `notes` | outcomes of the items of a running bundle; progress, checkpoint and log of a running job |
 //! | `finish` | the outcomes of starts: archive, delete or reschedule |
+//! | `effects` | what ends bring about |
 //! | `not_kept` | the number of jobs that were deleted after their success |
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
 
 pub(crate) mod assignments;
 pub(crate) mod due;
+pub(crate) mod effects;
 pub(crate) mod finish;
 pub(crate) mod insert;
 pub(crate) mod items;

@@ -6,8 +6,8 @@ use super::event::{Event, Wanted};
 use crate::{
     base::ids::{JobId, WorkerId},
     job::{
-        FinishReason,
-        ending::{Archival, Kept, Recorded},
+        effects::Effects,
+        ending::{Archival, Recorded},
         notes::{Notes, PROGRESS},
         rescheduling::Rescheduling,
     },
@@ -46,9 +46,8 @@ impl Store {
         self.tell(event.into_iter().collect(), Vec::new());
     }
 
-    /// Tells that jobs have ended, and which. A caller that ends jobs in its own transaction ([`Store::finish_in`]) calls it after the
-    /// commit, so that waits for the jobs end at once.
-    pub fn tell_ended<'a>(&self, ends: impl IntoIterator<Item = &'a Archival>) {
+    /// Tells that jobs have ended, and which, so that waits for the jobs end at once.
+    pub(crate) fn tell_ended<'a>(&self, ends: impl Iterator<Item = &'a Archival>) {
         let Some(wanted) = self.publisher().wanted() else { return };
         let (mut events, mut ended) = (Vec::new(), Vec::new());
         for end in ends {
@@ -58,41 +57,22 @@ impl Store {
             if wanted.patterns.is_empty() {
                 continue;
             }
-            let (class, group, why, error) = match &end.kept {
-                Kept::Document(document) => {
-                    let workable = document.get_document("workable").ok();
-                    let class = workable.and_then(|workable| workable.get_str("class").ok()).unwrap_or_default();
-                    let execution = document.get_document("last_execution").ok();
-                    let error = execution.and_then(|execution| execution.get_str("class").ok());
-                    let why = document.get_str("why").unwrap_or_default();
-                    (class, document.get_str("group").unwrap_or_default(), why, error)
-                }
-                Kept::Nothing { class, group, .. } => (class.as_str(), group.as_str(), FinishReason::DONE.as_str(), None),
-            };
-            let how = match why {
-                "done" => "done",
-                "cancelled" => "cancelled",
-                "expired" => "expired",
+            let Effects { class, group, why, error, .. } = &*end.effects;
+            let how = match why.as_str() {
+                how @ ("done" | "cancelled" | "expired") => how,
                 _ => "failed",
             };
-            let mut details = doc! { "why": why };
-            details.extend(error.map(|error| ("error".to_owned(), error.into())));
+            let mut details = doc! { "why": why.as_str() };
+            details.extend(error.as_ref().map(|error| ("error".to_owned(), error.into())));
             events.extend(self.job_event(&wanted, how, end.job(), class, group, details));
         }
         self.tell(events, ended);
     }
 
-    /// Tells which ends of a batch were recorded.
-    pub(crate) fn tell_recorded(&self, batch: &[Archival], recorded: &[Recorded]) {
-        let recorded = batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes);
-        self.tell_ended(recorded.map(|(end, _)| end));
-    }
-
     /// Tells that jobs will be retried.
-    pub(crate) fn tell_rescheduled(&self, batch: &[Rescheduling], recorded: &[Recorded]) {
+    pub(crate) fn tell_rescheduled<'a>(&self, jobs: impl Iterator<Item = &'a Rescheduling>) {
         let Some(wanted) = self.publisher().wanted() else { return };
-        let retried = batch.iter().zip(recorded).filter(|(job, recorded)| **recorded == Recorded::Yes && job.executions.is_some());
-        let events = retried.filter_map(|(job, _)| {
+        let events = jobs.filter(|job| job.history.is_some()).filter_map(|job| {
             let details = doc! { "due": bson::DateTime::from_chrono(job.due) };
             self.job_event(&wanted, "retried", job.claim.job(), &job.class, &job.group, details)
         });

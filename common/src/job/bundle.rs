@@ -15,6 +15,8 @@ use bson::{Bson, RawBsonRef, RawDocument, doc};
 use super::finish_reason::FinishReason;
 use crate::base::failure::Failure;
 
+/// The field that holds the outcomes of the items.
+pub(crate) const OUTCOMES: &str = "item_outcomes";
 /// Maximum number of items of one bundle.
 pub const MOST_ITEMS: usize = 1_000;
 /// Maximum size of the result of one item, in bytes of BSON. The results of all items must fit into the job's document.
@@ -123,7 +125,7 @@ impl Bundle {
         if items == 0 || items > MOST_ITEMS {
             return Err(InvalidBundle(format!("it has {items} items instead of 1 to {MOST_ITEMS}")));
         }
-        let mut outcomes = match job.get("item_outcomes").ok().flatten().map(Bson::try_from) {
+        let mut outcomes = match job.get(OUTCOMES).ok().flatten().map(Bson::try_from) {
             None | Some(Ok(Bson::Null)) => Vec::new(),
             Some(Ok(Bson::Array(outcomes))) if outcomes.len() <= items => outcomes,
             Some(_) => return Err(InvalidBundle("`item_outcomes` is not an array, or has more entries than `items`".into())),

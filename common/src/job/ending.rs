@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bson::{
-    Bson, Document, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
+    Bson, Document, RawArrayBuf, RawBson, RawBsonRef, RawDocument, RawDocumentBuf, doc,
     oid::ObjectId,
     raw::{CStr, cstr},
     rawdoc,
@@ -14,15 +14,15 @@ use bson::{
 
 use super::{
     Job,
+    bundle::OUTCOMES,
     document::CorruptJob,
-    execution::{Claim, Execution, Executions, count, deaths_with},
+    effects::{Effects, EndedJob, Ending},
+    execution::{Claim, Execution, count, deaths_with, history_with},
     finish_reason::FinishReason,
-    gate::line_of_gate,
-    keep::Keep,
-    notes::with_notes,
+    notes::{CHECKPOINT, with_notes},
     priority::DEFAULT_PRIORITY,
-    raw::{LARGEST_DOCUMENT, completed, replaced},
-    rescheduling::Rescheduling,
+    raw::{LARGEST_DOCUMENT, completed},
+    rescheduling::{REDUCED, Rescheduling},
     stored_policy::DEFAULT_POLICY,
 };
 use crate::base::{
@@ -34,58 +34,15 @@ use crate::base::{
 
 /// Stored in place of a result that was dropped.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
-/// The field that marks a document of which a part could not be stored.
-pub(super) const REDUCED: &str = "reduced";
-/// The field of a bundle that holds the outcomes of its items.
-pub(super) const OUTCOMES: &str = "item_outcomes";
 
 /// The end of a job: it is moved from `scheduled` to `archived`, or deleted if it succeeded and nothing of a success is kept.
 #[derive(Clone, Debug)]
 pub struct Archival {
     pub(crate) guard: Guard,
-    pub(crate) kept: Kept,
-    /// The unique key that its end frees, if that was taken until the job is finished.
-    pub(crate) frees: Option<String>,
-    /// Whether other jobs are known to wait for its end.
-    pub(crate) is_followed: bool,
-    /// The jobs that it becomes, which are inserted in the same transaction.
-    pub(crate) continuation: Arc<[Document]>,
-    /// The line that halts with its end.
-    pub(crate) halts: Option<Halt>,
-}
-
-/// A line that halts, because one of its jobs has failed for the last time.
-#[derive(Clone, Debug)]
-pub(crate) struct Halt {
-    pub(crate) line: String,
-    pub(crate) job: JobId,
-    pub(crate) why: FinishReason,
-}
-
-impl Halt {
-    /// The halt that follows the end of a job with `halt_on_failure`. A cancellation is no failure.
-    fn after(gate: Option<&str>, job: JobId, why: &FinishReason) -> Option<Self> {
-        if *why == FinishReason::DONE || *why == FinishReason::CANCELLED {
-            return None;
-        }
-        Some(Self { line: line_of_gate(gate?)?.to_owned(), job, why: why.clone() })
-    }
-}
-
-/// What is kept of a job that ends.
-#[derive(Clone, Debug)]
-pub(crate) enum Kept {
-    /// Its document, in this form. Shared, because a batch is kept until its write is acknowledged.
-    Document(Arc<RawDocumentBuf>),
-    /// Nothing.
-    Nothing {
-        /// Its class, for its event.
-        class: String,
-        /// The group in which it is counted.
-        group: String,
-        /// The holder of the start. As long as it lives, no other process deletes the job.
-        holder: Option<WorkerId>,
-    },
+    /// The holder of the start. As long as it lives, no other process deletes the job.
+    pub(crate) holder: Option<WorkerId>,
+    /// Shared, because a batch is kept until its write is acknowledged.
+    pub(crate) effects: Arc<Effects>,
 }
 
 /// The condition under which a job is archived or deleted.
@@ -132,39 +89,18 @@ pub enum Recorded {
 }
 
 impl Archival {
-    fn new(guard: Guard, document: RawDocumentBuf, why: &FinishReason) -> Self {
-        let frees = document.get_str("unique").ok().map(str::to_owned);
-        let is_followed = document.get_bool("followed").unwrap_or(false);
-        let may_halt = document.get_bool("halt_on_failure").unwrap_or(false);
-        let halts = if may_halt { Halt::after(document.get_str("gate").ok(), guard.job(), why) } else { None };
-        Self { guard, kept: Kept::Document(Arc::new(document)), frees, is_followed, continuation: Arc::default(), halts }
+    /// A started job that ended. It is deleted if it succeeded and nothing of a success is kept, unless other jobs wait for it.
+    pub fn ended(job: &Job, claim: Claim, ending: Ending) -> Self {
+        let holder = ending.execution.worker;
+        let effects = Effects::of(EndedJob::from(job), ending, |ending| archived_document(job, ending));
+        Self { guard: Guard::Claimed(claim), holder, effects: Arc::new(effects) }
     }
 
-    /// A started job that ended, with the finish reason `why`. It is deleted if it succeeded and nothing of a success is kept, unless other
-    /// jobs wait for it.
-    pub fn ended(job: &Job, claim: Claim, execution: Execution, why: &FinishReason, result: Option<Bson>) -> Self {
-        let kept = if job.settings.keep() == Keep::Failures && *why == FinishReason::DONE && !job.is_followed {
-            Kept::Nothing { class: job.class.clone(), group: job.settings.group().to_owned(), holder: execution.worker }
-        } else {
-            Kept::Document(Arc::new(archived_document(job, &execution, why, result)))
-        };
-        let (frees, is_followed) = (job.unique.clone(), job.is_followed);
-        let halts = if job.settings.halt_on_failure { Halt::after(job.gate.as_deref(), job.id, why) } else { None };
-        Self { guard: Guard::Claimed(claim), kept, frees, is_followed, continuation: Arc::default(), halts }
-    }
-
-    /// Adds the jobs that it becomes. The archived document names them.
-    #[must_use]
-    pub fn continued_as(mut self, jobs: Vec<Document>) -> Self {
-        let ids: Vec<Bson> = jobs.iter().filter_map(|job| job.get("_id").cloned()).collect();
-        if let Some(document) = self.document()
-            && let Ok(ids) = RawBson::try_from(Bson::Array(ids))
-            && let Ok(document) = replaced(document, &[(cstr!("continued_as"), ids.as_raw_bson_ref())])
-        {
-            self.kept = Kept::Document(Arc::new(document));
-        }
-        self.continuation = jobs.into();
-        self
+    /// A job of which only the document is known.
+    fn of_document(guard: Guard, document: &RawDocument, ending: Ending, more: &[(&CStr, RawBsonRef<'_>)]) -> Self {
+        let document = finished(document, guard.job(), &ending, more);
+        let effects = Effects::of(EndedJob::of_document(&document), ending, |_| document);
+        Self { guard, holder: None, effects: Arc::new(effects) }
     }
 
     /// An unlocked job that is archived without being started: it was cancelled or has expired, or its document is not a job.
@@ -179,15 +115,14 @@ impl Archival {
         };
         let scheduled_at = document.get_datetime("scheduled_at").ok().map(|at| at.to_chrono());
         let execution = Execution { scheduled_at, ..Execution::default() }.ended(now, Some(failure));
-        Self::new(Guard::Unlocked(Box::new(unlocked)), finished(document, job, &execution, why, &[]), why)
+        Self::of_document(Guard::Unlocked(Box::new(unlocked)), document, Ending::new(execution, why.clone()), &[])
     }
 
     /// A document that a dead worker has locked and that is not a valid job, so its history and policy cannot be read.
     pub fn undecodable(claim: Claim, holder: WorkerId, document: &RawDocument, error: &CorruptJob, now: Instant) -> Self {
         let execution = Execution { worker: Some(holder), start: Some(claim.start), crashed: Some(true), ..Execution::default() };
         let execution = execution.ended(now, Some(&Failure::new(failure::MALFORMED, error.to_string())));
-        let why = &FinishReason::MALFORMED;
-        Self::new(Guard::Claimed(claim), finished(document, claim.job, &execution, why, &[]), why)
+        Self::of_document(Guard::Claimed(claim), document, Ending::new(execution, FinishReason::MALFORMED), &[])
     }
 
     /// A started job that cannot be unlocked, because MongoDB refuses every change of its document, which may be older than the
@@ -200,43 +135,17 @@ impl Archival {
         }
         let ended_at = ended.ended_at.unwrap_or(now);
         let execution = ended.ended(ended_at, Some(&Failure::new(failure::MALFORMED, message)));
-        let executions = refused.executions.as_ref().map(|executions| (executions, executions.to_raw()));
-        let items = refused.items.and_then(|outcomes| RawBson::try_from(Bson::Array(outcomes)).ok());
-        let mut kept = vec![(cstr!("interruptions"), count(refused.interruptions))];
-        if let Some((executions, raw)) = &executions {
-            kept.extend(executions.fields(raw));
-            kept.push((cstr!("deaths"), count(executions.deaths)));
-        }
-        kept.extend(items.as_ref().map(|items| (cstr!("item_outcomes"), items.as_raw_bson_ref())));
-        let why = &FinishReason::MALFORMED;
-        Self::new(Guard::Claimed(refused.claim), finished(document, refused.claim.job, &execution, why, &kept), why)
-    }
-
-    /// Adds the outcomes of all items of the bundle, if the bundle is kept.
-    #[must_use]
-    pub fn with_items(mut self, outcomes: Vec<Bson>) -> Self {
-        let Some(document) = self.document() else { return self };
-        // Each outcome is limited in size, so all of them can be stored.
-        let with_them =
-            RawBson::try_from(Bson::Array(outcomes)).and_then(|all| replaced(document, &[(cstr!("item_outcomes"), all.as_raw_bson_ref())]));
-        if let Ok(document) = with_them {
-            self.kept = Kept::Document(Arc::new(document));
-        }
-        self
-    }
-
-    /// Adds the notes of the job, if it is kept and they fit. A job that succeeded has no checkpoint any more.
-    #[must_use]
-    pub fn with_notes(mut self, notes: Document) -> Self {
-        if let Some(document) = self.document().and_then(|document| with_notes(document, notes)) {
-            self.kept = Kept::Document(Arc::new(document));
-        }
-        self
+        let history = refused.history.map(|(executions, dropped)| (raw_executions(&executions), dropped));
+        let items = refused.items.and_then(array);
+        let mut more = vec![(cstr!("interruptions"), count(refused.interruptions)), (cstr!("deaths"), count(refused.deaths))];
+        more.extend(items.as_ref().map(|items| (cstr!("item_outcomes"), items.as_raw_bson_ref())));
+        more.extend(history.iter().flat_map(history_fields));
+        Self::of_document(Guard::Claimed(refused.claim), document, Ending::new(execution, FinishReason::MALFORMED), &more)
     }
 
     /// The same end with only the fields that identify the job, for an outcome that MongoDB refuses. A deletion has nothing to leave out.
     pub(crate) fn without_details(self) -> Option<Self> {
-        let whole: Document = (&***self.document()?).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
+        let whole: Document = (&**self.document()?).try_into().unwrap_or_else(|_| doc! { "_id": self.job() });
         let mut document = Document::new();
         for field in [
             "_id",
@@ -263,7 +172,14 @@ impl Archival {
             document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
         }
         document.insert(REDUCED, "MongoDB refused the whole document");
-        Some(Self { kept: Kept::Document(Arc::new(RawDocumentBuf::try_from(&document).ok()?)), ..self })
+        let archived = Some(RawDocumentBuf::try_from(&document).ok()?);
+        Some(Self { effects: Arc::new(Effects { archived, ..Arc::unwrap_or_clone(self.effects) }), ..self })
+    }
+
+    /// The same end, which halts no line.
+    pub(crate) fn without_halt(mut self) -> Self {
+        Arc::make_mut(&mut self.effects).halts = None;
+        self
     }
 
     /// The job.
@@ -272,55 +188,60 @@ impl Archival {
     }
 
     /// The archived document; `None` if the job is deleted.
-    pub(crate) fn document(&self) -> Option<&Arc<RawDocumentBuf>> {
-        match &self.kept {
-            Kept::Document(document) => Some(document),
-            Kept::Nothing { .. } => None,
-        }
+    pub(crate) fn document(&self) -> Option<&RawDocumentBuf> {
+        self.effects.archived.as_ref()
     }
 }
 
-fn archived_document(job: &Job, execution: &Execution, why: &FinishReason, result: Option<Bson>) -> RawDocumentBuf {
-    let result = result.map(RawBson::try_from);
-    let history = archived_history(job, execution, why).map(|executions| (executions.to_raw(), executions));
+/// The archived document of a job that was started. What does not fit is left out: the notes, then the result, then the history.
+fn archived_document(job: &Job, mut ending: Ending) -> RawDocumentBuf {
+    let result = ending.result.take().map(RawBson::try_from);
+    let items = ending.items.take().and_then(array);
+    let notes = std::mem::take(&mut ending.notes);
+    let becomes: Vec<Bson> = ending.becomes.iter().filter_map(|job| job.get("_id").cloned()).collect();
+    let becomes = if becomes.is_empty() { None } else { array(becomes) };
+    // The `last_execution` of a job that was done at its first attempt is its complete history.
+    let has_history = ending.why != FinishReason::DONE || !job.executions.is_empty();
+    let history = has_history.then(|| history_with(job, &ending.execution));
+    let history = history.map(|(executions, dropped)| (raw_executions(&executions), dropped));
     let document = |with_result: bool, with_history: bool| {
-        let mut more = vec![(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, execution)))];
+        let mut more = vec![(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, &ending.execution)))];
+        more.extend(items.as_ref().map(|outcomes| (cstr!("item_outcomes"), outcomes.as_raw_bson_ref())));
+        more.extend(becomes.as_ref().map(|jobs| (cstr!("continued_as"), jobs.as_raw_bson_ref())));
         match &result {
             Some(Ok(result)) if with_result => more.push((cstr!("result"), result.as_raw_bson_ref())),
             Some(_) => more.push((cstr!("result_dropped"), NO_RESULT.into())),
             None => {}
         }
-        if let Some((raw, executions)) = history.as_ref().filter(|_| with_history) {
-            more.extend(executions.fields(raw));
-        }
-        finished(&job.document, job.id, execution, why, &more)
+        more.extend(history.iter().filter(|_| with_history).flat_map(history_fields));
+        finished(&job.document, job.id, &ending, &more)
     };
     let fits = |document: &RawDocumentBuf| document.as_bytes().len() <= LARGEST_DOCUMENT;
-    let whole = document(true, true);
-    if fits(&whole) {
-        return whole;
-    }
-    let without_result = document(false, true);
-    if fits(&without_result) { without_result } else { document(false, false) }
+    let fitting = Some(document(true, true)).filter(fits).or_else(|| Some(document(false, true)).filter(fits));
+    let document = fitting.unwrap_or_else(|| document(false, false));
+    // Only an attempt after the first can find a checkpoint, which a success removes.
+    let may_have_checkpoint = || job.attempts > 1 && matches!(document.get(CHECKPOINT), Ok(Some(_)));
+    let noted = if !notes.is_empty() || may_have_checkpoint() { with_notes(&document, notes) } else { None };
+    noted.unwrap_or(document)
 }
 
-/// The ended executions including this one. `None` for a job that was done at its first attempt: its `last_execution` is the complete
-/// history.
-fn archived_history(job: &Job, execution: &Execution, why: &FinishReason) -> Option<Executions> {
-    (*why != FinishReason::DONE || !job.executions.is_empty()).then(|| Executions::with(job, execution))
+fn array(values: Vec<Bson>) -> Option<RawBson> {
+    RawBson::try_from(Bson::Array(values)).ok()
+}
+
+fn raw_executions(executions: &[Execution]) -> RawArrayBuf {
+    executions.iter().map(Execution::to_raw).collect()
+}
+
+fn history_fields((executions, dropped): &(RawArrayBuf, u32)) -> [(&'static CStr, RawBsonRef<'_>); 2] {
+    [(cstr!("executions"), RawBsonRef::Array(executions)), (cstr!("executions_dropped"), count(*dropped))]
 }
 
 /// The archived document of a finished job: the stored document with `more`, its end, and defaults for missing fields.
 ///
 /// Raw, for speed, because every job passes here. Of a truncated document, which no driver stores, only the id is kept.
-fn finished(
-    document: &RawDocument,
-    job: JobId,
-    execution: &Execution,
-    why: &FinishReason,
-    more: &[(&CStr, RawBsonRef<'_>)],
-) -> RawDocumentBuf {
-    let execution = execution.to_raw();
+fn finished(document: &RawDocument, job: JobId, ending: &Ending, more: &[(&CStr, RawBsonRef<'_>)]) -> RawDocumentBuf {
+    let (execution, why) = (ending.execution.to_raw(), &ending.why);
     let end = [
         (cstr!("done"), RawBsonRef::Boolean(*why == FinishReason::DONE)),
         (cstr!("locked"), RawBsonRef::Boolean(false)),

@@ -1,10 +1,6 @@
 //! One execution of a job: its start, its outcome, and the verdict for the death of its worker.
 
-use bson::{
-    RawArrayBuf, RawBsonRef, RawDocumentBuf,
-    raw::{CStr, cstr},
-    rawdoc,
-};
+use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
 use super::{Job, finish_reason::FinishReason, raw::roomy};
@@ -133,35 +129,13 @@ impl Execution {
 /// Maximum number of executions in a job's history: the first and the newest. Dropped ones are counted.
 pub const KEPT_EXECUTIONS: usize = 20;
 
-/// The ended executions of a job, as far as they are kept.
-#[derive(Clone, Debug)]
-pub(crate) struct Executions {
-    pub(crate) kept: Vec<Execution>,
-    pub(crate) dropped: u32,
-    /// The number of them that ended with the death of their worker.
-    pub(crate) deaths: u32,
-}
-
-impl Executions {
-    /// Those of the job, with one more.
-    pub(crate) fn with(job: &Job, execution: &Execution) -> Self {
-        let mut kept = job.executions.clone();
-        kept.push(execution.clone());
-        let excess = kept.len().saturating_sub(KEPT_EXECUTIONS);
-        kept.drain(1..=excess);
-        let dropped = job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX);
-        Self { kept, dropped, deaths: deaths_with(job, execution) }
-    }
-
-    /// The stored form of those that are kept.
-    pub(crate) fn to_raw(&self) -> RawArrayBuf {
-        self.kept.iter().map(Execution::to_raw).collect()
-    }
-
-    /// The fields of the document, with this stored form.
-    pub(crate) fn fields<'a>(&self, raw: &'a RawArrayBuf) -> [(&'static CStr, RawBsonRef<'a>); 2] {
-        [(cstr!("executions"), RawBsonRef::Array(raw)), (cstr!("executions_dropped"), count(self.dropped))]
-    }
+/// The bounded history with one more execution: the first and the newest are kept. And the number of those that are dropped.
+pub(crate) fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>, u32) {
+    let mut executions = job.executions.clone();
+    executions.push(execution.clone());
+    let excess = executions.len().saturating_sub(KEPT_EXECUTIONS);
+    executions.drain(1..=excess);
+    (executions, job.executions_dropped + u32::try_from(excess).unwrap_or(u32::MAX))
 }
 
 /// The number of deaths of the job's workers, including this execution.

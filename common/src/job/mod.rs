@@ -6,6 +6,7 @@
 pub mod bundle;
 mod document;
 pub(crate) mod edge;
+pub(crate) mod effects;
 pub(crate) mod ending;
 mod execution;
 mod finish_reason;

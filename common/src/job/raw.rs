@@ -17,12 +17,8 @@ pub(crate) fn roomy(bytes: usize) -> RawDocumentBuf {
     RawDocumentBuf::from_bytes(buffer).expect("an empty document is valid BSON")
 }
 
-/// A copy of a document with these fields replaced or added, and without `scheduled_at`.
-pub(crate) fn replaced(document: &RawDocument, by: &[(&CStr, RawBsonRef<'_>)]) -> bson::error::Result<RawDocumentBuf> {
-    completed(document, by, &[])
-}
-
-/// The same, with a default for each of these fields that is missing or null.
+/// A copy of a document without `scheduled_at`, with these fields replaced or added, and a default for each of these fields that is missing
+/// or null.
 pub(crate) fn completed(
     document: &RawDocument,
     by: &[(&CStr, RawBsonRef<'_>)],

@@ -1,13 +1,16 @@
-//! The end of a start after which the job runs again, as a value. Pure: the [`store`](crate::store) writes it, under the guard of the start.
+//! The end of a start after which the job runs again, as a value. Pure: the [`store`](crate::store) writes it, under a guard.
 
 use bson::{Bson, Document, doc};
 
 use super::{
     Job,
-    ending::{OUTCOMES, REDUCED},
-    execution::{Claim, Execution, Executions},
+    bundle::OUTCOMES,
+    execution::{Claim, Execution, deaths_with, history_with},
 };
 use crate::base::instant::Instant;
+
+/// The field that marks a document of which a part could not be stored.
+pub(super) const REDUCED: &str = "reduced";
 
 /// The end of a start that reschedules the job.
 #[derive(Clone, Debug)]
@@ -19,10 +22,11 @@ pub struct Rescheduling {
     /// Whether `due` is a new date: a start leaves the date in the document.
     has_new_date: bool,
     pub(crate) interruptions: u32,
+    pub(crate) deaths: u32,
     /// The last execution that its workable was entered for.
     pub(crate) last: Option<Execution>,
-    /// The history with this execution. `None` if its workable was not entered.
-    pub(crate) executions: Option<Executions>,
+    /// The history with this execution, and how many are dropped. `None` if its workable was not entered.
+    pub(crate) history: Option<(Vec<Execution>, u32)>,
     /// The outcomes of all items, if it is a bundle.
     pub(crate) items: Option<Vec<Bson>>,
     notes: Document,
@@ -36,8 +40,9 @@ impl Rescheduling {
             due: at,
             has_new_date: true,
             interruptions: job.interruptions + u32::from(!counts),
+            deaths: deaths_with(job, execution),
             last: Some(execution.clone()),
-            executions: Some(Executions::with(job, execution)),
+            history: Some(history_with(job, execution)),
             ..Self::release(job, claim)
         }
     }
@@ -53,8 +58,9 @@ impl Rescheduling {
             due: job.due().or(was_due).unwrap_or_default(),
             has_new_date: false,
             interruptions: job.interruptions + 1,
+            deaths: job.deaths,
             last: job.executions.last().cloned(),
-            executions: None,
+            history: None,
             items: None,
             notes: Document::new(),
             is_reduced: false,
@@ -84,18 +90,20 @@ impl Rescheduling {
         if self.has_new_date {
             set.insert("scheduled_at", bson::DateTime::from_chrono(self.due));
         }
-        if let Some(executions) = &self.executions {
-            set.extend(doc! { "executions_dropped": executions.dropped, "deaths": executions.deaths });
+        if let Some((executions, dropped)) = &self.history {
+            set.extend(doc! { "executions_dropped": *dropped, "deaths": self.deaths });
+            if !self.is_reduced {
+                set.insert("executions", executions.iter().map(stored).collect::<Vec<_>>());
+            }
         }
-        if self.last.is_none() {
-            update.insert("$unset", doc! { "last_execution": "" });
+        match &self.last {
+            None => drop(update.insert("$unset", doc! { "last_execution": "" })),
+            Some(last) if !self.is_reduced => drop(set.insert("last_execution", stored(last))),
+            Some(_) => {}
         }
         if self.is_reduced {
             set.insert(REDUCED, "MongoDB refused the whole history");
         } else {
-            set.extend(self.last.as_ref().map(|last| ("last_execution".to_owned(), stored(last))));
-            let executions = self.executions.as_ref().map(|executions| executions.kept.iter().map(stored).collect());
-            set.extend(executions.map(|executions| ("executions".to_owned(), Bson::Array(executions))));
             set.extend(self.notes.clone());
         }
         set.extend(self.items.clone().map(|outcomes| (OUTCOMES.to_owned(), outcomes.into())));

@@ -9,7 +9,7 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     job::{Claim, FinishReason, Job, Keep},
-    store::{Archival, AssignedJobs, CommitSession, Offer, Planned, Recorded, Rescheduling, Store},
+    store::{Archival, AssignedJobs, CommitSession, Ending, Offer, Planned, Recorded, Rescheduling, Store},
     unique::Unique,
 };
 use recruiter_tests::{
@@ -100,7 +100,7 @@ impl Setting {
 
     pub(crate) fn done(&self, (job, claim): &(Job, Claim)) -> Archival {
         let execution = job.last_execution.clone().unwrap().ended(self.store.now(), None);
-        Archival::ended(job, *claim, execution, &FinishReason::DONE, None)
+        Archival::ended(job, *claim, Ending::new(execution, FinishReason::DONE))
     }
 
     pub(crate) fn retry(&self, (job, claim): &(Job, Claim), at: Instant) -> Rescheduling {

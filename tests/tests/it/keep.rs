@@ -17,7 +17,7 @@ use recruiter_common::{
     ids::{JobId, WorkerId},
     job::FinishReason,
     shutdown::pause,
-    store::{Archival, CommitSession, Recorded, Rescheduling, Store},
+    store::{Archival, CommitSession, Ending, Recorded, Rescheduling, Store},
 };
 use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},
@@ -224,7 +224,7 @@ async fn a_deletion_does_not_wait_for_an_earlier_transaction_of_its_session() {
     let end = |id: JobId| {
         let (job, claim) = held.iter().find(|(job, _)| job.id == id).unwrap();
         let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
-        Archival::ended(job, *claim, execution, &FinishReason::DONE, None)
+        Archival::ended(job, *claim, Ending::new(execution, FinishReason::DONE))
     };
     let (mut session, ends) = (CommitSession::default(), [end(ids[0]), end(ids[1])]);
     let armed = FailPoint::new("test", &["commitTransaction", "abortTransaction"]).close_connection().arm(&mongod.uri()).await;
@@ -248,7 +248,7 @@ async fn a_zombie_deletes_nothing_after_a_rescue() {
         let (job, claim) = started(&store, worker, &[id]).await.remove(0);
         let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
         (
-            Archival::ended(&job, claim, execution.clone(), &FinishReason::DONE, None),
+            Archival::ended(&job, claim, Ending::new(execution.clone(), FinishReason::DONE)),
             Rescheduling::retry(&job, claim, &execution, store.now(), true),
         )
     };
@@ -277,7 +277,7 @@ async fn a_job_of_which_nothing_is_kept_ends_in_a_transaction_of_the_callers() {
     let id = NewJob::of_class("x", doc! {}).keep(Keep::Failures).enqueue(&store).await.unwrap().id;
     let (job, claim) = started(&store, WorkerId::new(), &[id]).await.remove(0);
     let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
-    let end = Archival::ended(&job, claim, execution, &FinishReason::DONE, None);
+    let end = Archival::ended(&job, claim, Ending::new(execution, FinishReason::DONE));
     let mut session = store.start_session().await.unwrap();
     for (commits, left) in [(false, 1), (true, 0)] {
         session.start_transaction().await.unwrap();

@@ -14,7 +14,7 @@ use recruiter_common::{
     limits::{self, Paused, gate_of_line},
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{Archival, CommitSession, Recorded},
+    store::{Archival, CommitSession, Ending, Recorded},
     unique::{OnConflict, Unique},
 };
 use recruiter_tests::{
@@ -180,7 +180,7 @@ async fn the_halt_and_the_end_of_the_job_are_one_transaction() {
     }
     let (job, claim) = started(&store, WorkerId::new(), &ids[..1]).await.remove(0);
     let execution = job.last_execution.clone().unwrap();
-    let end = |why: &FinishReason| Archival::ended(&job, claim, execution.clone(), why, None);
+    let end = |why: &FinishReason| Archival::ended(&job, claim, Ending::new(execution.clone(), why.clone()));
     let gate = gate_of_line("a");
     let head = async || {
         let head = store.heads_of_lines(&[&gate]).await.unwrap().remove(&gate).unwrap();

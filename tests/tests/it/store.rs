@@ -12,8 +12,8 @@ use recruiter_common::{
     ids::{JobId, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, Job, Priority},
     store::{
-        Archival, AssignedJobs, Channel, CommitSession, Covered, DOCUMENT_FAULTS, EVERY_GROUP, Hint, Lane, Listener, Offer, Recorded,
-        Rescheduling, ScheduledJob, Store, StoreError,
+        Archival, AssignedJobs, Channel, CommitSession, Covered, DOCUMENT_FAULTS, EVERY_GROUP, Ending, Hint, Lane, Listener, Offer,
+        Recorded, Rescheduling, ScheduledJob, Store, StoreError,
     },
     unique::{OnConflict, Unique},
 };
@@ -33,7 +33,7 @@ async fn enqueued(store: &Store, count: usize) -> Vec<JobId> {
 
 fn done(job: &Job, claim: recruiter_common::job::Claim, store: &Store) -> Archival {
     let execution = job.last_execution.clone().unwrap_or_default().ended(store.now(), None);
-    Archival::ended(job, claim, execution, &FinishReason::DONE, None)
+    Archival::ended(job, claim, Ending::new(execution, FinishReason::DONE))
 }
 
 async fn archive(store: &Store, batch: &[Archival]) -> Vec<Recorded> {
@@ -375,7 +375,7 @@ async fn what_is_archived_is_complete() {
     let batch: Vec<Archival> = held.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
     assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 2]);
     let (job, claim) = &started(&store, WorkerId::new(), &[failed]).await[0];
-    let given_up = Archival::ended(job, *claim, execution(job, "first"), &FinishReason::GAVE_UP, None);
+    let given_up = Archival::ended(job, *claim, Ending::new(execution(job, "first"), FinishReason::GAVE_UP));
     assert_eq!(archive(&store, &[given_up]).await, [Recorded::Yes]);
     for n in 1..=24 {
         let (job, claim) = &started(&store, WorkerId::new(), &[often]).await[0];
@@ -383,7 +383,8 @@ async fn what_is_archived_is_complete() {
         assert_eq!(store.reschedule_if_claimed(&[retry]).await.unwrap(), [Recorded::Yes]);
     }
     let (job, claim) = &started(&store, WorkerId::new(), &[often]).await[0];
-    let end = Archival::ended(job, *claim, execution(job, ""), &FinishReason::DONE, Some(Bson::Int32(1)));
+    let ending = Ending { result: Some(Bson::Int32(1)), ..Ending::new(execution(job, ""), FinishReason::DONE) };
+    let end = Archival::ended(job, *claim, ending);
     assert_eq!(archive(&store, &[end]).await, [Recorded::Yes]);
     let job = &read(&store, &[unstarted]).await[0];
     let cancelled = Archival::unstarted(job.id, &job.document, &FinishReason::CANCELLED, &Failure::new("cancelled", ""), store.now());

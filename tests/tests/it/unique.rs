@@ -20,7 +20,7 @@ use recruiter_common::{
     ids::{JobId, WorkerId},
     job::{Claim, FinishReason, Job},
     shutdown::pause,
-    store::{Archival, CommitSession, Recorded, Rescheduling},
+    store::{Archival, CommitSession, Ending, Recorded, Rescheduling},
     telemetry::chain,
 };
 use recruiter_tests::{
@@ -57,7 +57,7 @@ async fn start_one(store: &Store, id: JobId) -> (Job, Claim) {
 
 fn done(store: &Store, (job, claim): &(Job, Claim)) -> Archival {
     let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
-    Archival::ended(job, *claim, execution, &FinishReason::DONE, None)
+    Archival::ended(job, *claim, Ending::new(execution, FinishReason::DONE))
 }
 
 async fn finish(store: &Store, held: &(Job, Claim)) {
@@ -601,7 +601,7 @@ async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
     let failed = async |unique: Unique| {
         let held = start_one(&store, enqueue(&store, keyed(0, unique)).await.id).await;
         let execution = held.0.last_execution.clone().unwrap().ended(store.now(), Some(&Failure::new("x", "")));
-        let end = Archival::ended(&held.0, held.1, execution, &FinishReason::GAVE_UP, None);
+        let end = Archival::ended(&held.0, held.1, Ending::new(execution, FinishReason::GAVE_UP));
         assert_eq!(store.archive(&mut CommitSession::default(), &[end]).await.unwrap(), [Recorded::Yes]);
         held.0.id
     };

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document};
 use futures_util::FutureExt as _;
 use recruiter_common::{
     failure::{self, Failure},
@@ -13,7 +13,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, Execution, FinishReason, Job},
     limits::line_of_gate,
-    store::{Archival, Recorded, Rescheduling},
+    store::{Archival, Ending, Recorded, Rescheduling},
     telemetry::milliseconds,
 };
 use tracing::Instrument as _;
@@ -207,12 +207,12 @@ impl Attempt {
     }
 
     /// The write that records the verdict; `None` when the claim is lost.
-    fn end(&self, verdict: &Verdict, now: Instant, notes: Option<Document>) -> Option<JobEnd> {
+    fn end(&self, verdict: &Verdict, now: Instant, notes: Document) -> Option<JobEnd> {
         let items = match &self.payload {
             Payload::Bundle(bundle) => Some(bundle.outcomes()),
             Payload::One { .. } | Payload::Unusable(_) => None,
         };
-        end_of(verdict, &self.job, self.claim, Kept { items, notes }, now)
+        end_of(verdict, &self.job, self.claim, (items, notes), now)
     }
 
     /// Calls the hooks of a job that has succeeded or failed; of a bundle, those of each item that has.
@@ -241,44 +241,25 @@ pub(super) fn span_of(job: &Job) -> tracing::Span {
     span
 }
 
-/// What an end keeps besides the verdict.
-#[derive(Default)]
-pub(super) struct Kept {
-    /// The outcomes of the items of a bundle.
-    pub(super) items: Option<Vec<Bson>>,
-    pub(super) notes: Option<Document>,
-}
+/// The outcomes of the items of a bundle, and the notes of a job.
+type Made = (Option<Vec<Bson>>, Document);
 
 /// The write that records the verdict; `None` when the claim is lost.
-pub(super) fn end_of(verdict: &Verdict, job: &Job, claim: Claim, kept: Kept, now: Instant) -> Option<JobEnd> {
-    let Kept { items, notes } = kept;
+pub(super) fn end_of(verdict: &Verdict, job: &Job, claim: Claim, (items, notes): Made, now: Instant) -> Option<JobEnd> {
     let execution = |failure: Option<&Failure>| job.last_execution.clone().unwrap_or_default().ended(now, failure);
+    let archive = |ending| Some(JobEnd::Archive(Box::new(Archival::ended(job, claim, ending))));
+    let reschedule = |end| Some(JobEnd::Reschedule(Box::new(end)));
     match verdict {
         Verdict::Archive { why, failure, result } => {
-            let archival = Archival::ended(job, claim, execution(failure.as_ref()), why, result.clone());
-            let archival = match items {
-                Some(outcomes) => archival.with_items(outcomes),
-                None => archival,
-            };
-            Some(JobEnd::Archive(Box::new(match notes {
-                Some(notes) => archival.with_notes(notes),
-                None if notes::has_checkpoint(job) => archival.with_notes(doc! {}),
-                None => archival,
-            })))
+            archive(Ending { result: result.clone(), items, notes, ..Ending::new(execution(failure.as_ref()), why.clone()) })
         }
         Verdict::Become { jobs } => {
-            let archival = Archival::ended(job, claim, execution(None), &FinishReason::DONE, None);
-            let archival = archival.continued_as(jobs.clone());
-            Some(JobEnd::Archive(Box::new(archival.with_notes(notes.unwrap_or_default()))))
+            archive(Ending { becomes: jobs.as_slice().into(), notes, ..Ending::new(execution(None), FinishReason::DONE) })
         }
         Verdict::Retry { failure, at, again } => {
-            let rescheduling = Rescheduling::retry(job, claim, &execution(Some(failure)), *at, again.counts());
-            Some(JobEnd::Reschedule(Box::new(rescheduling.with(items, notes.unwrap_or_default()))))
+            reschedule(Rescheduling::retry(job, claim, &execution(Some(failure)), *at, again.counts()).with(items, notes))
         }
-        Verdict::Release { at, .. } => {
-            let released = Rescheduling::release_until(job, claim, *at);
-            Some(JobEnd::Reschedule(Box::new(released.with(None, notes.unwrap_or_default()))))
-        }
+        Verdict::Release { at, .. } => reschedule(Rescheduling::release_until(job, claim, *at).with(None, notes)),
         Verdict::ClaimLost => None,
     }
 }

@@ -11,12 +11,12 @@ use recruiter_common::{
     instant::Instant,
     job::{FinishReason, Job},
     roster::ProcessIdentity,
-    store::{CommitSession, Hint, Recorded, Start, Store, StoreError, ToStart},
+    store::{CommitSession, Recorded, Rescheduling, Start, Store, StoreError, ToStart},
 };
 use tracing::Instrument as _;
 
 use super::{
-    attempt::{Kept, end_of, span_of},
+    attempt::{end_of, span_of},
     continuation, deadline,
     dependencies::{Policy, policy_of},
     ran::Ran,
@@ -187,16 +187,12 @@ impl Execution {
         let to_start = ToStart { conditions: to_start.conditions.early(), ..to_start };
         let claims = store.start_if_unlocked(start, &[to_start]).await?;
         let Some(claim) = claims.first() else { return Ok(Recorded::ClaimLost) };
-        let kept = Kept { items: None, notes: notes::at_the_end(&self.context) };
-        let recorded = match end_of(&self.verdict, &self.job, *claim, kept, self.at) {
+        let recorded = match end_of(&self.verdict, &self.job, *claim, (None, notes::at_the_end(&self.context)), self.at) {
             Some(JobEnd::Archive(end)) => store.archive(session, &[*end]).await?,
             Some(JobEnd::Reschedule(end)) => {
+                let hint = Rescheduling::hint(std::iter::once(&*end), store.now());
                 let recorded = store.reschedule_if_claimed(&[*end]).await?;
-                let at = match &self.verdict {
-                    Verdict::Retry { at, .. } | Verdict::Release { at, .. } => Some(*at),
-                    Verdict::Archive { .. } | Verdict::Become { .. } | Verdict::ClaimLost => None,
-                };
-                store.announce_hint(Hint::Jobs { groups: vec![self.job.settings.group().to_owned()], at, jobs: Vec::new() }).await;
+                store.announce_hint(hint).await;
                 recorded
             }
             None => Vec::new(),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bson::{Bson, Document};
 use recruiter_common::{
     job::{
-        Job, JobProgress,
-        notes::{CHECKPOINT, LARGEST_CHECKPOINT, LogLine},
+        JobProgress,
+        notes::{LARGEST_CHECKPOINT, LogLine},
     },
     json::bson_of,
     telemetry::of_bson,
@@ -22,33 +22,21 @@ use crate::context::{
     unwritten::{Fields, stored_checkpoint},
 };
 
-/// The notes for the end of an attempt. `None` if there are none, as for most jobs.
-pub(crate) fn at_the_end(context: &Context) -> Option<Document> {
-    let notes = context.notes.made.get()?;
-    notes.close();
+/// The notes for the end of an attempt. Most jobs have none.
+pub(crate) fn at_the_end(context: &Context) -> Document {
+    last(context, |notes| notes.close())
+}
+
+/// The notes for an end of the job in a transaction of its execution. If the transaction is aborted, the execution goes on.
+pub(crate) fn in_a_transaction(context: &Context) -> Document {
+    last(context, |notes| notes.known().may_have_ended = true)
+}
+
+fn last(context: &Context, before: impl FnOnce(&Notes)) -> Document {
+    let Some(notes) = context.notes.made.get() else { return Document::new() };
+    before(notes);
     let known = notes.known();
-    Some(known.fields(known.noted)).filter(|fields| !fields.is_empty())
-}
-
-/// The notes for an end of the job in a transaction of its execution. If the transaction is aborted, the execution goes on. `None` if there
-/// are none.
-pub(crate) fn in_a_transaction(context: &Context) -> Option<Document> {
-    let notes = context.notes.made.get();
-    let fields = notes.map(|notes| {
-        let mut known = notes.known();
-        known.may_have_ended = true;
-        known.fields(known.noted)
-    });
-    let mut fields = fields.filter(|fields| !fields.is_empty());
-    if has_checkpoint(&context.job) {
-        fields.get_or_insert_default();
-    }
-    fields
-}
-
-/// Whether the document of a job has a checkpoint, which its success removes. Only an attempt after the first can find one.
-pub(crate) fn has_checkpoint(job: &Job) -> bool {
-    job.attempts > 1 && matches!(job.document.get(CHECKPOINT), Ok(Some(_)))
+    known.fields(known.noted)
 }
 
 impl Context {
@@ -249,16 +237,16 @@ mod tests {
         job.notes().known().in_flight = unwritten;
         job.checkpoint(2).unwrap();
         job.notes().written(Recorded::Refused);
-        assert_eq!(at_the_end(&job), Some(doc! { "checkpoint": 2 }));
+        assert_eq!(at_the_end(&job), doc! { "checkpoint": 2 });
     }
 
     #[test]
     fn the_end_has_what_was_noted_and_nothing_else() {
         let job = Context::for_tests().checkpoint(1).build();
-        assert_eq!(at_the_end(&job), None);
+        assert_eq!(at_the_end(&job), doc! {});
         assert_eq!(job.last_checkpoint(), Ok(Some(1)));
-        assert_eq!(at_the_end(&job), None, "reading is no note");
+        assert_eq!(at_the_end(&job), doc! {}, "reading is no note");
         job.checkpoint(2).unwrap();
-        assert_eq!(at_the_end(&job), Some(doc! { "checkpoint": 2 }));
+        assert_eq!(at_the_end(&job), doc! { "checkpoint": 2 });
     }
 }

@@ -29,7 +29,7 @@ use recruiter_common::{
         error::{Error as MongoError, UNKNOWN_TRANSACTION_COMMIT_RESULT},
     },
     shutdown::pause,
-    store::{Archival, Recorded, Store, StoreError},
+    store::{Archival, Ending, Recorded, Store, StoreError},
     telemetry::chain,
 };
 use serde::Serialize;
@@ -188,7 +188,6 @@ impl Context {
             if ended.as_ref().is_ok_and(|recorded| *recorded == Recorded::Yes) {
                 let _ = own_end.done.set(done);
                 held.close();
-                store.tell_ended([&archival]);
                 store.announce_ends(std::iter::once(&archival)).await;
             }
             drop((on_its_way, held));
@@ -207,11 +206,8 @@ impl Context {
 
     fn archival(&self, claim: Claim, result: Option<Bson>) -> Archival {
         let execution = self.job.last_execution.clone().unwrap_or_default().ended(self.store().now(), None);
-        let archival = Archival::ended(&self.job, claim, execution, &FinishReason::DONE, result);
-        match notes::in_a_transaction(self) {
-            Some(notes) => archival.with_notes(notes),
-            None => archival,
-        }
+        let notes = notes::in_a_transaction(self);
+        Archival::ended(&self.job, claim, Ending { result, notes, ..Ending::new(execution, FinishReason::DONE) })
     }
 }
 

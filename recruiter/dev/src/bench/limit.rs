@@ -16,7 +16,9 @@ use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, IfWorkerDies},
     roster::{ProcessIdentity, WorkOn},
-    store::{Archival, AssignedJobs, Channel, CommitSession, Conditions, Hint, Lane, Offer, Planned, Registration, Start, Store, ToStart},
+    store::{
+        Archival, AssignedJobs, Channel, CommitSession, Conditions, Ending, Hint, Lane, Offer, Planned, Registration, Start, Store, ToStart,
+    },
 };
 
 use super::{Setting, rate, stage::Stage};
@@ -124,7 +126,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
         let ended = |claim: &recruiter_common::job::Claim| {
             let execution = Execution::default().ended(now, None::<&Failure>);
-            Archival::ended(&read[&claim.job()], *claim, execution, &FinishReason::DONE, None)
+            Archival::ended(&read[&claim.job()], *claim, Ending::new(execution, FinishReason::DONE))
         };
         let batch: Vec<Archival> = claims.iter().map(ended).collect();
         let _ = store.archive(&mut session, &batch).await?;

@@ -1,0 +1,82 @@
+//! Carries out what ends of jobs bring about: in their transaction, and after it. `job/effects.rs` states what that is.
+
+use std::collections::BTreeSet;
+
+use bson::{Document, RawDocumentBuf};
+use mongodb::{ClientSession, error::Result as DriverResult};
+
+use crate::{
+    base::{ids::JobId, instant::Instant},
+    hints::Hint,
+    job::{
+        ending::{Archival, Recorded},
+        lane::ScheduledJob,
+    },
+    lines::halt_lines_in,
+    mongo::{Store, id_of},
+};
+
+/// Maximum number of new jobs that a hint describes.
+const ANNOUNCED: usize = 16;
+
+impl Store {
+    /// Writes the effects that belong to the transaction of these ends, which has deleted the jobs from `scheduled`: archives the jobs of which
+    /// something is kept, inserts those that they become, and pauses the lines that halt.
+    ///
+    /// Index: `_id`. Invariant: I2, and the order of a line: [`Store::heads_of_lines`] reads the pause.
+    pub(super) async fn write_effects_in(&self, session: &mut ClientSession, ends: &[Archival]) -> DriverResult<()> {
+        let archived: Vec<_> = ends.iter().filter_map(Archival::document).collect();
+        if !archived.is_empty() {
+            self.archived.clone_with_type::<RawDocumentBuf>().insert_many(archived).session(&mut *session).await?;
+        }
+        let new: Vec<&Document> = ends.iter().flat_map(|end| end.effects.becomes.iter()).collect();
+        if !new.is_empty() {
+            self.scheduled.insert_many(new).session(&mut *session).await?;
+        }
+        halt_lines_in(session, &self.pauses, ends, self.now()).await
+    }
+
+    /// The effects of ends after the transaction of the group commit. [`Store::finish_in`] counts the job and frees its key in the transaction of
+    /// its caller, who then calls [`Store::announce_ends`].
+    ///
+    /// Index: as the parts. Invariant: none, each part is repeated or looked up if it is lost.
+    pub(super) async fn follow(&self, batch: &[Archival], recorded: &[Recorded]) {
+        let ends = batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end);
+        self.count_not_kept(ends.clone().filter(|end| end.document().is_none()).map(|end| end.effects.group.as_str())).await;
+        self.announce_ends(ends).await;
+        // A job whose end was not recorded may have been ended by another process.
+        self.release_successors_soon(batch.iter().filter_map(|end| end.effects.frees.clone()).collect()).await;
+    }
+
+    /// Notifies subscribers and those who wait for the jobs of these ends, the recruiter of ended jobs that others wait for, and both of the
+    /// jobs that ended jobs have become.
+    ///
+    /// Index: none. Invariant: none, the recruiter looks them up if the hints are lost.
+    pub async fn announce_ends(&self, ends: impl Iterator<Item = &Archival> + Clone + Send) {
+        self.tell_ended(ends.clone());
+        let jobs: Vec<JobId> = ends.clone().filter(|end| end.effects.is_followed).map(Archival::job).collect();
+        let new: Vec<&Document> = ends.flat_map(|end| end.effects.becomes.iter()).collect();
+        if !new.is_empty() {
+            self.tell_inserted(new.iter().copied());
+            self.announce_hint(new_jobs_hint(&new, self.now())).await;
+        }
+        let waiting: Vec<JobId> = new.iter().filter(|job| job.contains_key("waiting")).filter_map(|job| id_of(job)).collect();
+        if !waiting.is_empty() {
+            self.announce_hint(Hint::waiting(waiting)).await;
+        }
+        if !jobs.is_empty() {
+            self.announce_hint(Hint::Ended { jobs }).await;
+        }
+    }
+}
+
+/// The hint about new jobs.
+fn new_jobs_hint(jobs: &[&Document], now: Instant) -> Hint {
+    let groups: BTreeSet<String> = jobs.iter().filter_map(|job| job.get_str("group").ok().map(str::to_owned)).collect();
+    let due = jobs.iter().filter_map(|job| Some(job.get_datetime("scheduled_at").ok()?.to_chrono())).min();
+    let at = due.filter(|due| *due > now);
+    let few = jobs.len() <= ANNOUNCED && at.is_none();
+    let all: Option<Vec<ScheduledJob>> =
+        jobs.iter().filter(|job| !job.contains_key("waiting")).map(|job| ScheduledJob::of_document(job)).collect();
+    Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: all.filter(|_| few).unwrap_or_default() }
+}
