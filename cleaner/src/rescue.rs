@@ -173,7 +173,7 @@ async fn end_held(store: &Store, rescue: &mut Rescue, worker: WorkerId, jobs: &[
 
 /// Ends these jobs of dead workers, each by its stored verdict.
 async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) -> Result<(), StoreError> {
-    let (mut archivals, mut reschedulings, mut groups) = (Vec::new(), Vec::new(), HashSet::new());
+    let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
     let now = store.now();
     for Held { holder, claim, job } in held {
         let job = match job {
@@ -189,7 +189,6 @@ async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) ->
                 // The stored delay can be any number.
                 let at = later(now, Duration::from_millis(u64::try_from(delay).unwrap_or(0)));
                 reschedulings.push(Rescheduling::retry(&job, claim, &crashed(&job, now), at, true));
-                groups.insert(job.settings.group().to_owned());
             }
             IfWorkerDies::Archive(why) => archivals.push(Archival::ended(&job, claim, Ending::new(crashed(&job, now), why))),
         }
@@ -200,9 +199,6 @@ async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) ->
     let (again, ended) = (count(&rescheduled), count(&archived));
     if again + ended > 0 {
         tracing::info!(again, ended, "rescued the jobs of a dead worker");
-    }
-    if again > 0 {
-        store.announce_hint(Hint::jobs_in(groups)).await;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::{
     job::{
         ending::{Archival, Recorded},
         lane::ScheduledJob,
+        rescheduling::Rescheduling,
     },
     lines::halt_lines_in,
     mongo::{Store, id_of},
@@ -46,6 +47,17 @@ impl Store {
         self.announce_ends(ends).await;
         // A job whose end was not recorded may have been ended by another process.
         self.release_successors_soon(batch.iter().filter_map(|end| end.effects.frees.clone()).collect()).await;
+    }
+
+    /// The effects of ends after which the jobs run again: subscribers and the recruiter are notified.
+    ///
+    /// Index: none. Invariant: none, the recruiter finds due jobs without a hint.
+    pub(super) async fn follow_rescheduled(&self, jobs: impl Iterator<Item = &Rescheduling> + Clone) {
+        self.tell_rescheduled(jobs.clone());
+        let Some(due) = jobs.clone().map(|job| job.due).min() else { return };
+        let groups: BTreeSet<String> = jobs.map(|job| job.group.clone()).collect();
+        let at = Some(due).filter(|due| *due > self.now());
+        self.announce_hint(Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: Vec::new() }).await;
     }
 
     /// Notifies subscribers and those who wait for the jobs of these ends, the recruiter of ended jobs that others wait for, and both of the

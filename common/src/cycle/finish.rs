@@ -397,7 +397,7 @@ impl Store {
             "writeConcern": { "w": "majority", "j": true },
         };
         if self.write("reschedule_if_claimed", command).await? == batch.len() {
-            self.tell_rescheduled(batch.iter());
+            self.follow_rescheduled(batch.iter()).await;
             return Ok(vec![Recorded::Yes; batch.len()]);
         }
         let scheduled = self.scheduled.clone();
@@ -409,7 +409,7 @@ impl Store {
         .await?;
         let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
         let is_unlocked = |job: &Rescheduling| unlocked.contains(&(job.claim.job, job.claim.start));
-        self.tell_rescheduled(batch.iter().filter(|job| is_unlocked(job)));
+        self.follow_rescheduled(batch.iter().filter(|job| is_unlocked(job))).await;
         Ok(batch.iter().map(|job| if is_unlocked(job) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
     }
 

@@ -14,7 +14,7 @@ pub use self::{
         hub::{HintsAt, Hub},
     },
 };
-use std::{borrow::Cow, collections::BTreeSet, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 use bson::{Bson, Document, Timestamp, doc};
 
@@ -23,7 +23,7 @@ use crate::{
         ids::{JobId, RoundId, WorkerId},
         instant::Instant,
     },
-    job::{lane::ScheduledJob, rescheduling::Rescheduling},
+    job::lane::ScheduledJob,
     mongo::cut,
     roster::{GRANTS, Permits, ids_in, permits_in, permits_to_document},
 };
@@ -250,13 +250,4 @@ fn scheduled_job_to_document(job: &ScheduledJob) -> Document {
     };
     document.extend(job.gate.as_ref().map(|gate| ("gate".to_owned(), gate.into())));
     document
-}
-
-impl Rescheduling {
-    /// The hint for the recruiter about these jobs.
-    pub fn hint<'a>(batch: impl Iterator<Item = &'a Self> + Clone, now: Instant) -> Hint {
-        let groups: BTreeSet<String> = batch.clone().map(|job| job.group.clone()).collect();
-        let at = batch.map(|job| job.due).min().filter(|due| *due > now);
-        Hint::Jobs { groups: groups.into_iter().collect(), at, jobs: Vec::new() }
-    }
 }

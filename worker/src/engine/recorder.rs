@@ -145,8 +145,9 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
         pending.add(batch.drain(..));
         let due = pending.take_due_notes();
         let Pending { archivals, reschedulings, items, mut notes } = pending;
+        let ended = async { (ends.write(archivals).await, ends.write(reschedulings).await) };
         let in_progress = async { (progress.write(items).await, progress.write(due).await) };
-        let ((archivals, reschedulings), (items, unwritten)) = tokio::join!(ends.write_ends(archivals, reschedulings), in_progress);
+        let ((archivals, reschedulings), (items, unwritten)) = tokio::join!(ended, in_progress);
         notes.extend(unwritten.into_iter().filter(|waiting| !waiting.record.is_finished()));
         pending = Pending { archivals, reschedulings, items, notes };
         if written < NO_WAIT_FROM {
@@ -368,18 +369,6 @@ struct Writer {
 impl Writer {
     fn new(store: Store, worker: WorkerId, session: CommitSession) -> Self {
         Self { store, worker, session, portion: Portion::new(BATCH_BYTES) }
-    }
-
-    /// Writes ends. Returns those that are not written yet. Sends a hint about the jobs that run again.
-    async fn write_ends(&mut self, archivals: Archivals, reschedulings: Reschedulings) -> (Archivals, Reschedulings) {
-        let archivals = self.write(archivals).await;
-        if reschedulings.is_empty() {
-            return (archivals, reschedulings);
-        }
-        let hint = Rescheduling::hint(reschedulings.iter().map(|waiting| &waiting.record.write), self.store.now());
-        let reschedulings = self.write(reschedulings).await;
-        self.store.announce_hint(hint).await;
-        (archivals, reschedulings)
     }
 
     /// Writes entries: first those that are written together, then each due entry that is written alone. Returns those that are not written

@@ -11,7 +11,7 @@ use recruiter_common::{
     instant::Instant,
     job::{FinishReason, Job},
     roster::ProcessIdentity,
-    store::{CommitSession, Recorded, Rescheduling, Start, Store, StoreError, ToStart},
+    store::{CommitSession, Recorded, Start, Store, StoreError, ToStart},
 };
 use tracing::Instrument as _;
 
@@ -189,12 +189,7 @@ impl Execution {
         let Some(claim) = claims.first() else { return Ok(Recorded::ClaimLost) };
         let recorded = match end_of(&self.verdict, &self.job, *claim, (None, notes::at_the_end(&self.context)), self.at) {
             Some(JobEnd::Archive(end)) => store.archive(session, &[*end]).await?,
-            Some(JobEnd::Reschedule(end)) => {
-                let hint = Rescheduling::hint(std::iter::once(&*end), store.now());
-                let recorded = store.reschedule_if_claimed(&[*end]).await?;
-                store.announce_hint(hint).await;
-                recorded
-            }
+            Some(JobEnd::Reschedule(end)) => store.reschedule_if_claimed(&[*end]).await?,
             None => Vec::new(),
         };
         Ok(recorded.first().copied().unwrap_or(Recorded::ClaimLost))

@@ -95,7 +95,6 @@ impl UnconfirmedStarts {
             let mut recorded = store.finish(&mut session, &released).await?;
             recorded.extend(store.finish(&mut session, &damaged).await?);
             tracing::info!(count = recorded.len(), "released jobs that were locked and not run");
-            store.announce_hint(Rescheduling::hint(released.iter(), store.now())).await;
             if recorded.contains(&Recorded::Refused) {
                 has_unreleased = true;
             } else {
