@@ -89,10 +89,10 @@ impl GuardedWrite for Archival {
     }
 
     /// Ends the job without the pause of its line, if it has one: MongoDB may refuse that. Otherwise does nothing: the caller keeps the end.
-    async fn refused(self, store: &Store, session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
-        let Some(line) = self.effects.halts.clone() else { return Ok(Recorded::Refused) };
-        let (job, whole) = (self.job(), self.without_halt());
-        for end in [Some(whole.clone()), whole.without_details()].into_iter().flatten() {
+    async fn refused(mut self, store: &Store, session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
+        let Some(line) = Arc::make_mut(&mut self.effects).halts.take() else { return Ok(Recorded::Refused) };
+        let job = self.job();
+        for end in [Some(self.clone()), self.without_details()].into_iter().flatten() {
             match store.archive(session, &[end]).await {
                 Ok(recorded) => {
                     tracing::error!(

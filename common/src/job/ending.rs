@@ -135,7 +135,7 @@ impl Archival {
         }
         let ended_at = ended.ended_at.unwrap_or(now);
         let execution = ended.ended(ended_at, Some(&Failure::new(failure::MALFORMED, message)));
-        let history = refused.history.map(|(executions, dropped)| (raw_executions(&executions), dropped));
+        let history = refused.history.map(raw_history);
         let items = refused.items.and_then(array);
         let mut more = vec![(cstr!("interruptions"), count(refused.interruptions)), (cstr!("deaths"), count(refused.deaths))];
         more.extend(items.as_ref().map(|items| (cstr!("item_outcomes"), items.as_raw_bson_ref())));
@@ -176,12 +176,6 @@ impl Archival {
         Some(Self { effects: Arc::new(Effects { archived, ..Arc::unwrap_or_clone(self.effects) }), ..self })
     }
 
-    /// The same end, which halts no line.
-    pub(crate) fn without_halt(mut self) -> Self {
-        Arc::make_mut(&mut self.effects).halts = None;
-        self
-    }
-
     /// The job.
     pub fn job(&self) -> JobId {
         self.guard.job()
@@ -202,8 +196,7 @@ fn archived_document(job: &Job, mut ending: Ending) -> RawDocumentBuf {
     let becomes = if becomes.is_empty() { None } else { array(becomes) };
     // The `last_execution` of a job that was done at its first attempt is its complete history.
     let has_history = ending.why != FinishReason::DONE || !job.executions.is_empty();
-    let history = has_history.then(|| history_with(job, &ending.execution));
-    let history = history.map(|(executions, dropped)| (raw_executions(&executions), dropped));
+    let history = has_history.then(|| raw_history(history_with(job, &ending.execution)));
     let document = |with_result: bool, with_history: bool| {
         let mut more = vec![(cstr!("attempts"), count(job.attempts)), (cstr!("deaths"), count(deaths_with(job, &ending.execution)))];
         more.extend(items.as_ref().map(|outcomes| (cstr!("item_outcomes"), outcomes.as_raw_bson_ref())));
@@ -229,8 +222,8 @@ fn array(values: Vec<Bson>) -> Option<RawBson> {
     RawBson::try_from(Bson::Array(values)).ok()
 }
 
-fn raw_executions(executions: &[Execution]) -> RawArrayBuf {
-    executions.iter().map(Execution::to_raw).collect()
+fn raw_history((executions, dropped): (Vec<Execution>, u32)) -> (RawArrayBuf, u32) {
+    (executions.iter().map(Execution::to_raw).collect(), dropped)
 }
 
 fn history_fields((executions, dropped): &(RawArrayBuf, u32)) -> [(&'static CStr, RawBsonRef<'_>); 2] {

@@ -124,11 +124,9 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         anyhow::ensure!(is_taken? && claims.len() == jobs.len(), "another process works on this database");
         store.already_archived(&jobs).await?;
         let read: HashMap<JobId, _> = read.into_iter().flatten().map(|job| (job.id, job)).collect();
-        let ended = |claim: &recruiter_common::job::Claim| {
-            let execution = Execution::default().ended(now, None::<&Failure>);
-            Archival::ended(&read[&claim.job()], *claim, Ending::new(execution, FinishReason::DONE))
-        };
-        let batch: Vec<Archival> = claims.iter().map(ended).collect();
+        let ending = Ending::new(Execution::default().ended(now, None::<&Failure>), FinishReason::DONE);
+        let ended = claims.iter().map(|claim| Archival::ended(&read[&claim.job()], *claim, ending.clone()));
+        let batch: Vec<Archival> = ended.collect();
         let _ = store.archive(&mut session, &batch).await?;
         store.report_if_unassigned_since(worker, Some(round), &Offer { slots: announcement.capacity, ..Offer::default() }).await?;
         store.publish(&Hint::Free).await?;
