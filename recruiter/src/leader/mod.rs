@@ -1,51 +1,31 @@
 //! The leader: a recruiter while it holds the lease.
 //!
 //! A *term* begins when a recruiter acquires the lease. The leader then renews the lease and, at the same time, assigns jobs and enqueues the
-//! jobs of schedules, until another recruiter leads or the process is asked to stop. `rounds` is the loop of assigning, and `assign` is one round.
+//! jobs of schedules, until another recruiter leads or the process is asked to stop.
 //!
 //! | module | content |
 //! |---|---|
 //! | `lease` | the recruiter's lease, and how long this process may trust it |
-//! | `rounds` | the loop of rounds: when the next round is due |
-//! | `assign` | one round |
-//! | `trigger` | hints and dates that make a round necessary |
-//! | `unannounced` | when the next scan for jobs without a hint is due |
+//! | `database` | the MongoDB operations of a round |
 //! | `fleet` | workers that accept jobs |
-//! | `discover` | which lanes have jobs |
-//! | `search` | finds the due jobs of lanes |
-//! | `lanes` | the known due jobs, and when that knowledge is stale |
-//! | `asleep` | lanes whose jobs are not read yet, if there are very many lanes |
-//! | `admission` | may a job of a lane start now, and with which permit |
-//! | `holders` | which worker holds which permit |
-//! | `cells` | when the rate of a resource allows the next start |
-//! | `closures` | which groups are in a maintenance window |
-//! | `ageing` | jobs that count as more urgent the longer they wait |
-//! | `shares` | which group gets the next start, if groups have weights |
 //! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
 //! | `past_assignments` | assignments that have ended, and jobs that were not started |
+//! | `admission` | may a job of a lane start now, and with which permit: limits, rates, windows, pauses, weights, ageing |
+//! | `lanes` | which lanes have jobs, and the known due jobs: when that knowledge is stale, and the searches that refresh it |
 //! | `plan` | which worker gets which job |
+//! | `rounds` | one round, and the loop of rounds: what makes the next one necessary |
 //! | `schedules` | the jobs of schedules, beside the rounds |
 //! | `consumers` | messages of consumer groups become jobs, beside the rounds |
 //! | `dependencies` | jobs that wait for others are released or cancelled, beside the rounds |
 //! | `waiting` | the jobs that wait, and what follows from the end of a job |
-//! | `keep_alive` | the message after which idle workers need not poll |
-//! | `database` | the MongoDB operations of a round |
 //! | `model` | tests: the rules of staleness for every order of events |
 
-pub(crate) mod admission;
-mod ageing;
-mod asleep;
-mod assign;
-mod cells;
-mod closures;
+mod admission;
 mod consumers;
 mod database;
 mod dependencies;
-mod discover;
 mod fleet;
-mod holders;
 mod in_flight;
-mod keep_alive;
 mod lanes;
 mod lease;
 #[cfg(test)]
@@ -54,10 +34,6 @@ mod past_assignments;
 mod plan;
 mod rounds;
 mod schedules;
-mod search;
-mod shares;
-mod trigger;
-mod unannounced;
 mod waiting;
 
 use std::time::Duration;
@@ -74,7 +50,11 @@ pub(crate) use self::lease::Leadership;
 use tokio::sync::mpsc;
 
 use self::{
-    admission::Admission, assign::Assigning, consumers::Consumers, dependencies::Dependencies, rounds::Rounds, schedules::Schedules,
+    admission::Admission,
+    consumers::Consumers,
+    dependencies::Dependencies,
+    rounds::{Rounds, round::Assigning, trigger::Trigger},
+    schedules::Schedules,
 };
 
 /// Pause after a term that could not begin.
@@ -146,5 +126,5 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
 /// # Errors
 /// When MongoDB refuses or cannot be reached.
 pub async fn assign_once(store: &Store, term: LeaseTerm) -> Result<usize, StoreError> {
-    Ok(Assigning::default().tick(store, term, trigger::Trigger::default(), Duration::from_secs(1)).await?.assigned)
+    Ok(Assigning::default().tick(store, term, Trigger::default(), Duration::from_secs(1)).await?.assigned)
 }

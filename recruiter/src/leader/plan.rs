@@ -14,11 +14,10 @@ use recruiter_common::{
 };
 
 use super::{
-    admission::{Admission, Way},
+    admission::{Admission, Way, shares::Pass},
     fleet::{FreeWorker, KindId},
     lanes::Waiting,
     past_assignments::PastAssignments,
-    shares::Pass,
 };
 
 /// The jobs of each worker.

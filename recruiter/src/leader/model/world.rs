@@ -18,9 +18,11 @@ use recruiter_common::{
 
 use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, State, Worker, WorkerSpec, date, id};
 use crate::leader::{
-    assign::{Assigning, Summary},
     database::Database as _,
-    trigger::Trigger,
+    rounds::{
+        round::{Assigning, Summary},
+        trigger::Trigger,
+    },
 };
 
 /// The poll interval.

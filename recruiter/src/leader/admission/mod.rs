@@ -9,6 +9,12 @@
 //!
 //! **Rates.** [`Cells`] has the interval in which a rate allows the next start.
 
+pub(crate) mod ageing;
+pub(crate) mod cells;
+mod closures;
+mod holders;
+pub(crate) mod shares;
+
 use std::collections::{HashMap, HashSet};
 
 use chrono::TimeDelta;
@@ -20,7 +26,7 @@ use recruiter_common::{
     store::{KeptCells, Lane, ScheduledJob},
 };
 
-use super::{
+use self::{
     ageing::Ageing,
     cells::Cells,
     closures::Closures,

@@ -1,5 +1,10 @@
 //! The loop of rounds: runs a round, and then waits for the next trigger.
 
+mod keep_alive;
+pub(crate) mod round;
+pub(crate) mod trigger;
+mod unannounced;
+
 use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
@@ -11,12 +16,12 @@ use recruiter_common::{
 };
 use tokio::sync::mpsc;
 
-use super::{
-    assign::{Assigning, Summary},
-    lease::Leadership,
+use self::{
+    round::{Assigning, Summary},
     trigger::Trigger,
     unannounced::UnannouncedScans,
 };
+use super::lease::Leadership;
 
 /// If a full scan takes long, the next one is due after this many times its duration, but after this many poll intervals at most.
 const RARER: u32 = 3;

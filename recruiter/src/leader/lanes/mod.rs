@@ -15,10 +15,14 @@
 //!
 //! **A lane without a window** had no jobs that are due at the horizon of the last full scan, if the scan covered the kinds of workers that
 //! take the lane. A full scan drops all windows and lists all lanes that have jobs. If there are very many with a gate, some of them are
-//! [asleep](super::asleep): nothing is known of them but that they have jobs.
+//! [asleep]: nothing is known of them but that they have jobs.
 //!
 //! Safety does not depend on this cache. If a job in the cache was started by another worker or archived, its start fails. If a job is
 //! missing in the cache, the next full scan finds it.
+
+mod asleep;
+pub(crate) mod discover;
+pub(crate) mod search;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -32,10 +36,9 @@ use recruiter_common::{
     store::{Lane, Position, ScheduledJob},
 };
 
-use super::{
-    admission::Admission,
-    ageing::by_priority,
-    asleep::{Asleep, Look},
+use self::asleep::{Asleep, Look};
+use crate::leader::{
+    admission::{Admission, ageing::by_priority},
     fleet::{Kind, KindId},
 };
 

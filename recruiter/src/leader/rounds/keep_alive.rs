@@ -7,7 +7,7 @@ use std::{
 
 use recruiter_common::store::{Channel, Hint};
 
-use super::database::Database;
+use crate::leader::database::Database;
 
 /// Interval between two reads of the channels of all workers. In between, each read of the roster adds the channels of workers that accept
 /// jobs.

@@ -84,7 +84,7 @@ impl Cells {
     }
 
     /// Notes that a worker has answered an assignment within this time.
-    pub(super) fn observe(&mut self, travel: Duration) {
+    pub(crate) fn observe(&mut self, travel: Duration) {
         let travel = TimeDelta::from_std(travel).unwrap_or(LONGEST_LEAD).min(LONGEST_LEAD / 2);
         self.travel = travel.max(self.travel / 2);
     }
@@ -143,12 +143,12 @@ impl Cells {
     }
 
     /// A start that was not assigned says nothing about the lead.
-    pub(super) fn was_not_assigned(&mut self, job: JobId) {
+    pub(crate) fn was_not_assigned(&mut self, job: JobId) {
         self.assigned.remove(&job);
     }
 
     /// Forgets which jobs were assigned: the leader does not know whether they were started.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.assigned.clear();
     }
 
@@ -186,18 +186,18 @@ impl Cells {
     }
 
     /// The limits that are fast, or were until then, if the next leader must know them before the next assignment.
-    pub(super) fn fast_to_keep(&self) -> Option<FastLimits> {
+    pub(crate) fn fast_to_keep(&self) -> Option<FastLimits> {
         self.is_fast_new.then(|| self.fast.clone())
     }
 
     /// The cells that the next leader must know, to keep them before the assignments that take the cells before them. If that fails, they are
     /// returned again.
-    pub(super) fn to_keep(&self) -> Vec<(String, RateCell)> {
+    pub(crate) fn to_keep(&self) -> Vec<(String, RateCell)> {
         self.to_keep.iter().filter_map(|resource| Some((resource.clone(), *self.cells.get(resource)?))).collect()
     }
 
     /// Notes that these cells are kept.
-    pub(super) fn are_kept(&mut self) {
+    pub(crate) fn are_kept(&mut self) {
         self.to_keep.clear();
         self.is_fast_new = false;
     }

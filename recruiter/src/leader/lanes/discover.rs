@@ -16,7 +16,7 @@ use recruiter_common::{
     store::{Lane, StoreError},
 };
 
-use super::{
+use crate::leader::{
     database::Database,
     fleet::{Kind, KindId},
 };

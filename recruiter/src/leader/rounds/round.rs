@@ -13,17 +13,21 @@ use recruiter_common::{
 };
 
 use super::{
+    keep_alive::KeepAlive,
+    trigger::{Alarms, Trigger},
+};
+use crate::leader::{
     admission::Admission,
     database::Database,
-    discover::Discovery,
     fleet::{Fleet, FreeWorker, KindId},
     in_flight::{InFlight, Turn},
-    keep_alive::KeepAlive,
-    lanes::Lanes,
+    lanes::{
+        Lanes,
+        discover::Discovery,
+        search::{Searches, Searching},
+    },
     past_assignments::PastAssignments,
     plan::{Plan, plan},
-    search::{Searches, Searching},
-    trigger::{Alarms, Trigger},
 };
 
 /// A search finds jobs that become due within two scan intervals and this margin. Clocks differ by less than the margin.
@@ -52,9 +56,9 @@ pub(crate) struct Summary {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assigning {
     fleet: Fleet,
-    pub(super) lanes: Lanes,
-    pub(super) in_flight: InFlight,
-    pub(super) past_assignments: PastAssignments,
+    pub(crate) lanes: Lanes,
+    pub(crate) in_flight: InFlight,
+    pub(crate) past_assignments: PastAssignments,
     discovery: Discovery,
     pub(crate) admission: Admission,
     /// Whether permits may be held or free that `admission` does not know of.

@@ -13,12 +13,12 @@ use recruiter_common::{
     store::{DueJobs, Lane, ScheduledJob, StoreError},
 };
 
-use super::{
+use super::{Lanes, Search, StaleLanes, is_of_line};
+use crate::leader::{
     admission::Admission,
     database::Database,
     fleet::{Kind, KindId},
     in_flight::InFlight,
-    lanes::{Lanes, Search, StaleLanes, is_of_line},
     past_assignments::PastAssignments,
 };
 
@@ -39,37 +39,37 @@ const MOST_ENTRIES: usize = 20_000;
 
 /// What the searches of one round leave to the next.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Searches {
+pub(crate) struct Searches {
     /// Whether limited lanes with room are left to search.
-    pub(super) has_unsearched: bool,
+    pub(crate) has_unsearched: bool,
     /// Groups that hints had named when the scan of this round began.
-    pub(super) hinted: BTreeSet<String>,
+    pub(crate) hinted: BTreeSet<String>,
     /// Jobs that the searches of this round have found, and that were due without a hint.
-    pub(super) unannounced: HashSet<JobId>,
+    pub(crate) unannounced: HashSet<JobId>,
     /// Maximum number of jobs in one search; `None` while MongoDB is fast enough.
     at_most: Option<usize>,
 }
 
 /// The searches of one round.
-pub(super) struct Searching<'a, D> {
-    pub(super) store: &'a D,
+pub(crate) struct Searching<'a, D> {
+    pub(crate) store: &'a D,
     /// Number of jobs that the workers of each kind accept.
-    pub(super) slots: &'a HashMap<KindId, usize>,
-    pub(super) kinds: &'a [Kind],
-    pub(super) lanes: &'a mut Lanes,
-    pub(super) admission: &'a mut Admission,
-    pub(super) in_flight: &'a mut InFlight,
-    pub(super) past_assignments: &'a mut PastAssignments,
-    pub(super) searches: &'a mut Searches,
-    pub(super) now: Instant,
+    pub(crate) slots: &'a HashMap<KindId, usize>,
+    pub(crate) kinds: &'a [Kind],
+    pub(crate) lanes: &'a mut Lanes,
+    pub(crate) admission: &'a mut Admission,
+    pub(crate) in_flight: &'a mut InFlight,
+    pub(crate) past_assignments: &'a mut PastAssignments,
+    pub(crate) searches: &'a mut Searches,
+    pub(crate) now: Instant,
     /// A search finds jobs that become due until then.
-    pub(super) until: Instant,
-    pub(super) at: Monotonic,
+    pub(crate) until: Instant,
+    pub(crate) at: Monotonic,
 }
 
 impl<D: Database> Searching<'_, D> {
     /// Fills the stale windows of lanes that workers which accept jobs take.
-    pub(super) async fn fill(&mut self) -> Result<(), StoreError> {
+    pub(crate) async fn fill(&mut self) -> Result<(), StoreError> {
         self.searches.has_unsearched = self.lanes.wake(self.slots, self.kinds, self.admission, self.now, self.at);
         let sets = self.lanes.stale(self.slots, self.admission, self.now, self.at);
         if sets.is_empty() {
