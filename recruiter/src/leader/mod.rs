@@ -8,8 +8,7 @@
 //! | `lease` | the recruiter's lease, and how long this process may trust it |
 //! | `database` | the MongoDB operations of a round |
 //! | `fleet` | workers that accept jobs |
-//! | `in_flight` | assigned jobs whose worker has not answered yet, and jobs that workers hold ahead |
-//! | `past_assignments` | assignments that have ended, and jobs that were not started |
+//! | `book` | where each assigned job is: in the turn of a worker, held ahead, given back, refused and paused |
 //! | `admission` | may a job of a lane start now, and with which permit: limits, rates, windows, pauses, weights, ageing |
 //! | `lanes` | which lanes have jobs, and the known due jobs: when that knowledge is stale, and the searches that refresh it |
 //! | `plan` | which worker gets which job |
@@ -21,16 +20,15 @@
 //! | `model` | tests: the rules of staleness for every order of events |
 
 mod admission;
+mod book;
 mod consumers;
 mod database;
 mod dependencies;
 mod fleet;
-mod in_flight;
 mod lanes;
 mod lease;
 #[cfg(test)]
 mod model;
-mod past_assignments;
 mod plan;
 mod rounds;
 mod schedules;

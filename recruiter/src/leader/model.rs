@@ -10,7 +10,7 @@
 //! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
 //! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked or assigned. A slot
-//! is known if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`past_assignments`)
+//! is known if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`book`)
 //! do not count as waiting.
 //!
 //! | property, after each round | holds |

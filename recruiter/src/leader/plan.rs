@@ -15,9 +15,9 @@ use recruiter_common::{
 
 use super::{
     admission::{Admission, Way, shares::Pass},
+    book::Refusals,
     fleet::{FreeWorker, KindId},
     lanes::Waiting,
-    past_assignments::PastAssignments,
 };
 
 /// The jobs of each worker.
@@ -69,7 +69,7 @@ impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
 pub(crate) fn plan<'a>(
     workers: &[FreeWorker],
     lanes: impl Iterator<Item = Waiting<'a>>,
-    past_assignments: &PastAssignments,
+    refusals: &Refusals,
     admission: &mut Admission,
     now: Instant,
 ) -> Plan {
@@ -117,10 +117,10 @@ pub(crate) fn plan<'a>(
         able.retain(|worker| room[*worker] != (0, 0) && of_classes[*worker].get(queue.lane.class.as_str()) != Some(&0));
         let way = admission.way(queue.lane, now);
         let needs_free_slot = admission.needs_free_slot(queue.lane, job, now);
-        let unanswered = past_assignments.was_unanswered(job.id);
+        let unanswered = refusals.was_unanswered(job.id);
         let preference = |index: &usize| {
             let worker = &workers[*index];
-            let is_willing = !past_assignments.was_refused_by(job.id, worker.id);
+            let is_willing = !refusals.was_refused_by(job.id, worker.id);
             (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
         };
         if way == Some(Way::PermitsOfOthers) {
@@ -177,19 +177,18 @@ mod tests {
 
     use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
     use recruiter_common::{
-        ids::RoundId,
         limits::{GroupSettings, Limit, Settings},
         roster::{AvailableWorker, ClassSlots},
-        store::{Channel, KeptCells},
+        store::KeptCells,
     };
 
     use super::*;
     use crate::leader::{
+        book::{Book, tests::refuse},
         fleet::{
             Fleet,
             tests::{available, fleet},
         },
-        in_flight::InFlight,
     };
 
     const NOW: Instant = Instant::UNIX_EPOCH;
@@ -206,7 +205,7 @@ mod tests {
     }
 
     /// The jobs that each worker gets.
-    fn given(fleet: &Fleet, jobs: &[ScheduledJob], past_assignments: &PastAssignments) -> Vec<Vec<JobId>> {
+    fn given(fleet: &Fleet, jobs: &[ScheduledJob], refusals: &Refusals) -> Vec<Vec<JobId>> {
         let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
         let mut sorted = jobs.to_vec();
         sorted.sort_by_key(ScheduledJob::position);
@@ -216,13 +215,13 @@ mod tests {
         let able = |lane: &Lane| (0..fleet.kinds().len()).filter(|kind| fleet.kinds()[*kind].takes(lane)).collect::<Vec<_>>();
         let able: HashMap<&Lane, Vec<KindId>> = lanes.keys().map(|lane| (lane, able(lane))).collect();
         let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &able[lane] });
-        let plan = plan(fleet.workers(), waiting, past_assignments, &mut Admission::default(), NOW);
+        let plan = plan(fleet.workers(), waiting, refusals, &mut Admission::default(), NOW);
         let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|(job, _)| *job).collect();
         (0..fleet.workers().len()).map(of).collect()
     }
 
     fn check(workers: Vec<AvailableWorker>, jobs: &[ScheduledJob], expected: &[usize]) -> Vec<Vec<JobId>> {
-        let given = given(&fleet(workers), jobs, &PastAssignments::default());
+        let given = given(&fleet(workers), jobs, &Refusals::default());
         assert_eq!(given.iter().map(Vec::len).collect::<Vec<_>>(), expected);
         given
     }
@@ -275,7 +274,7 @@ mod tests {
             let mut admission = Admission::begin(settings.clone(), &[], KeptCells::default(), NOW);
             let lanes: Vec<(Lane, VecDeque<ScheduledJob>)> = jobs.iter().map(|job| (job.lane(), [(*job).clone()].into())).collect();
             let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
-            let plan = plan(workers(free).workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
+            let plan = plan(workers(free).workers(), waiting, &Refusals::default(), &mut admission, NOW);
             plan.given.get(&0).into_iter().flatten().map(|(job, _)| *job).collect::<Vec<_>>()
         };
         assert_eq!(given(0, &[&old, &urgent]), [urgent.id], "a more urgent one goes ahead");
@@ -299,7 +298,7 @@ mod tests {
             let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
             jobs.iter().for_each(|job| lanes.entry(job.lane()).or_default().push_back(job.clone()));
             let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
-            let plan = plan(fleet.workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
+            let plan = plan(fleet.workers(), waiting, &Refusals::default(), &mut admission, NOW);
             let ahead = plan.permits.values().filter(|permit| permit.is_ahead).count();
             ([0, 1].map(|worker| plan.given.get(&worker).map_or(0, Vec::len)), ahead)
         };
@@ -320,7 +319,7 @@ mod tests {
         let limited = ScheduledJob { gate: Some("printer".into()), ..job("a", "x", 5, 0) };
         let jobs = [limited, job("a", "x", 5, 0)].map(|job| (job.lane(), VecDeque::from([job])));
         let waiting = jobs.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
-        let plan = plan(fleet.workers(), waiting, &PastAssignments::default(), &mut admission, NOW);
+        let plan = plan(fleet.workers(), waiting, &Refusals::default(), &mut admission, NOW);
         assert_eq!(plan.given[&0].iter().map(|(job, _)| *job).collect::<Vec<_>>(), [jobs[1].1[0].id]);
     }
 
@@ -350,20 +349,15 @@ mod tests {
         let (large, small) = (available(&["*"], &["x"], 9), available(&["*"], &["x"], 1));
         let (large_id, jobs) = (large.id, [job("a", "x", 5, 0)]);
         let mut fleet = fleet(vec![large, small]);
-        let counts = |fleet: &Fleet, past_assignments: &PastAssignments| {
-            given(fleet, &jobs, past_assignments).iter().map(Vec::len).collect::<Vec<_>>()
-        };
-        assert_eq!(counts(&fleet, &PastAssignments::default()), [1, 0]);
-        let mut past_assignments = PastAssignments::default();
-        let mut flight = InFlight::default();
-        flight.begin(RoundId::new(), (large_id, Channel(0)), vec![(jobs[0].id, Some(NOW))], std::time::Instant::now());
-        past_assignments.add(&flight.end(large_id).unwrap(), false);
-        past_assignments.pause(&jobs[0], std::time::Instant::now());
-        assert_eq!(counts(&fleet, &past_assignments), [0, 1]);
+        let counts = |fleet: &Fleet, refusals: &Refusals| given(fleet, &jobs, refusals).iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(counts(&fleet, &Refusals::default()), [1, 0]);
+        let mut book = Book::default();
+        refuse(&mut book, &jobs[0], large_id, false, std::time::Instant::now());
+        assert_eq!(counts(&fleet, book.refusals()), [0, 1]);
         fleet.workers_mut()[0].is_overdue = true;
-        assert_eq!(counts(&fleet, &PastAssignments::default()), [0, 1]);
+        assert_eq!(counts(&fleet, &Refusals::default()), [0, 1]);
         fleet.workers_mut()[1].is_overdue = true;
-        assert_eq!(counts(&fleet, &PastAssignments::default()), [1, 0], "both are overdue");
+        assert_eq!(counts(&fleet, &Refusals::default()), [1, 0], "both are overdue");
     }
 
     #[test]
@@ -372,12 +366,9 @@ mod tests {
         let (first, jobs, at) = (workers[0].id, [job("a", "x", 5, 0)], std::time::Instant::now());
         let mut fleet = fleet(workers);
         fleet.workers_mut()[2].changed_at = at + Duration::from_secs(4);
-        let mut past_assignments = PastAssignments::default();
-        let mut flight = InFlight::default();
-        flight.begin(RoundId::new(), (first, Channel(0)), vec![(jobs[0].id, Some(NOW))], at);
-        past_assignments.add(&flight.end(first).unwrap(), true);
-        past_assignments.pause(&jobs[0], at);
-        assert_eq!(given(&fleet, &jobs, &past_assignments).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        let mut book = Book::default();
+        refuse(&mut book, &jobs[0], first, true, at);
+        assert_eq!(given(&fleet, &jobs, book.refusals()).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
     }
 
     /// Compares with a simple plan that handles all jobs one after the other.
@@ -403,7 +394,7 @@ mod tests {
                     expected.insert(job.id);
                 }
             }
-            let given: HashSet<JobId> = given(&fleet(workers), &jobs, &PastAssignments::default()).into_iter().flatten().collect();
+            let given: HashSet<JobId> = given(&fleet(workers), &jobs, &Refusals::default()).into_iter().flatten().collect();
             assert_eq!(given, expected, "seed {seed}");
         }
     }

@@ -188,6 +188,8 @@ pub(crate) struct Lanes {
     before: Option<Before>,
     /// The groups whose lanes are divided by priority.
     ageing: BTreeSet<String>,
+    /// Lanes in which jobs were assigned since the last full scan, and between the two last full scans.
+    recent: [HashSet<Lane>; 2],
 }
 
 /// What lanes that are compared with each other have in common: the kinds of workers that take them; their group, if groups have weights; and
@@ -215,6 +217,7 @@ impl Default for Lanes {
             ended: None,
             before: None,
             ageing: BTreeSet::new(),
+            recent: Default::default(),
         }
     }
 }
@@ -222,7 +225,8 @@ impl Default for Lanes {
 impl Lanes {
     /// Drops all windows and the last full scan. The next round that can assign jobs begins with a full scan.
     pub(crate) fn forget(&mut self) {
-        *self = Self { ageing: std::mem::take(&mut self.ageing), crowd: self.crowd, ..Self::default() };
+        let (ageing, recent) = (std::mem::take(&mut self.ageing), std::mem::take(&mut self.recent));
+        *self = Self { ageing, recent, crowd: self.crowd, ..Self::default() };
     }
 
     /// Sets the groups whose lanes are divided by priority. Returns whether they have changed: the next round begins with a full scan.
@@ -420,6 +424,24 @@ impl Lanes {
     /// Rule 1 of staleness: an event concerns this lane.
     pub(crate) fn mark_stale(&mut self, lane: Lane) {
         self.parts(lane).into_iter().for_each(|part| self.open(part, self.crowd.saturating_mul(4)));
+    }
+
+    /// Adds a lane in which jobs were assigned.
+    pub(crate) fn add_recent(&mut self, lane: &Lane) {
+        if !self.recent[0].contains(lane) {
+            self.recent[0].insert(lane.clone());
+        }
+    }
+
+    /// Marks the lanes as stale in which jobs were assigned since the full scan before the last one.
+    pub(crate) fn mark_recent_stale(&mut self) {
+        self.recent.iter().flatten().cloned().collect::<Vec<_>>().into_iter().for_each(|lane| self.mark_stale(lane));
+    }
+
+    /// Forgets the recent lanes of the period before the last full scan. Called by each full scan.
+    pub(crate) fn drop_old(&mut self) {
+        self.recent.swap(0, 1);
+        self.recent[0].clear();
     }
 
     /// Marks the lanes of these lines as stale: their heads have ended.

@@ -16,10 +16,9 @@ use recruiter_common::{
 use super::{Lanes, Search, StaleLanes, is_of_line};
 use crate::leader::{
     admission::Admission,
+    book::{Book, Whereabouts},
     database::Database,
     fleet::{Kind, KindId},
-    in_flight::InFlight,
-    past_assignments::PastAssignments,
 };
 
 /// Maximum number of jobs that a search asks for beyond those that the workers accept now.
@@ -58,8 +57,7 @@ pub(crate) struct Searching<'a, D> {
     pub(crate) kinds: &'a [Kind],
     pub(crate) lanes: &'a mut Lanes,
     pub(crate) admission: &'a mut Admission,
-    pub(crate) in_flight: &'a mut InFlight,
-    pub(crate) past_assignments: &'a mut PastAssignments,
+    pub(crate) book: &'a mut Book,
     pub(crate) searches: &'a mut Searches,
     pub(crate) now: Instant,
     /// A search finds jobs that become due until then.
@@ -94,7 +92,7 @@ impl<D: Database> Searching<'_, D> {
         lanes.truncate(most);
         let (lines, mut lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
         self.search_lines(lines.into_iter().map(|(lane, _)| lane).collect()).await?;
-        let (refused, share) = (self.past_assignments.refused_count(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
+        let (refused, share) = (self.book.refusals().len(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
         for (lane, limit) in &mut lanes {
             // The first jobs of the lane may be in flight or paused. A permit in use will be free for another job soon.
             let held = self.admission.held(lane);
@@ -231,10 +229,7 @@ impl<D: Database> Searching<'_, D> {
     /// Searches these lanes for enough jobs to fill `slots`. Returns `None` if MongoDB takes too long. The next search then asks for fewer
     /// jobs.
     async fn search(&mut self, lanes: &[Lane], until: Instant, slots: usize) -> Result<Option<Search>, StoreError> {
-        let limit = slots
-            + (slots * self.store.surplus_per_slot()).min(MOST_SURPLUS)
-            + self.in_flight.len()
-            + self.past_assignments.refused_count();
+        let limit = slots + (slots * self.store.surplus_per_slot()).min(MOST_SURPLUS) + self.book.in_flight() + self.book.refusals().len();
         let limit = limit.min(self.searches.at_most.unwrap_or(usize::MAX));
         let answer = match self.store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
@@ -254,13 +249,11 @@ impl<D: Database> Searching<'_, D> {
         let mut search = Search { end: answer.end, horizon: until, ..Search::default() };
         let due_before = self.store.now() - ANNOUNCED_AFTER;
         for job in answer.jobs {
-            let is_in_flight = self.in_flight.skip(&job, self.at);
-            let pause_ends_at = if is_in_flight { None } else { self.past_assignments.pause(&job, self.at) };
             let found = search.found.entry(self.lanes.lane_of(&job)).or_default();
-            match pause_ends_at {
-                _ if is_in_flight => {}
-                Some(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
-                None => {
+            match self.book.find(&job, self.at) {
+                Whereabouts::InFlight => {}
+                Whereabouts::PausedUntil(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
+                Whereabouts::Waiting => {
                     if job.scheduled_at <= due_before && self.is_unannounced(&job) {
                         self.searches.unannounced.insert(job.id);
                     }
@@ -273,6 +266,6 @@ impl<D: Database> Searching<'_, D> {
 
     /// Whether the scan of this round is the first that has found this job, and no hint has named the job's group since the last scan.
     fn is_unannounced(&self, job: &ScheduledJob) -> bool {
-        self.lanes.had_missed(job, self.kinds) && !self.searches.hinted.contains(&job.group) && !self.past_assignments.was_refused(job)
+        self.lanes.had_missed(job, self.kinds) && !self.searches.hinted.contains(&job.group) && !self.book.refusals().was_refused(job)
     }
 }

@@ -18,6 +18,7 @@ use recruiter_common::{
 
 use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, State, Worker, WorkerSpec, date, id};
 use crate::leader::{
+    book::Whereabouts,
     database::Database as _,
     rounds::{
         round::{Assigning, Summary},
@@ -297,7 +298,7 @@ impl World {
             let is_of_group = job.job.gate.is_none() && trigger.groups.contains(&job.job.group);
             let is_announced = is_of_group || trigger.announced.contains(&job.job);
             // The recruiter skips a job that it believes to be in flight. If its worker has refused it, the hint about that counts.
-            let is_announced = is_announced && !self.assigning.in_flight.contains(&job.job, at);
+            let is_announced = is_announced && !self.assigning.book.is_in_flight(&job.job, at);
             job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
             job.is_known |= job.is_hinted;
             let is_old = |announced: &ScheduledJob| announced.id == job.job.id && *announced != job.job;
@@ -317,16 +318,18 @@ impl World {
             self.memory.broken("(d) a window has a job after its end");
         }
         let (now, wakes_at) = (self.now(), self.wakes_at());
-        let mut past_assignments = self.assigning.past_assignments.clone();
+        let mut book = self.assigning.book.clone();
         let Data { jobs, workers, .. } = &*self.memory.data.borrow();
-        let in_flight = |job: &Job| self.assigning.in_flight.contains(&job.job, self.memory.monotonic());
+        let in_flight = |job: &Job| self.assigning.book.is_in_flight(&job.job, self.memory.monotonic());
         if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
             self.memory.broken(&format!("(e) job {number} is in flight for too long"));
         }
         let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job);
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| waits(job)) {
-            let pause = past_assignments.pause(&job.job, self.memory.at(now)).map(|until| self.memory.milliseconds(until));
-            let ready_at = pause.unwrap_or(job.job.scheduled_at.timestamp_millis());
+            let ready_at = match book.find(&job.job, self.memory.at(now)) {
+                Whereabouts::PausedUntil(until) => self.memory.milliseconds(until),
+                Whereabouts::Waiting | Whereabouts::InFlight => job.job.scheduled_at.timestamp_millis(),
+            };
             let late = if job.is_hinted && ready_at <= now { 0 } else { FRUITLESS_FOR };
             // After a fruitless search the next round is due later.
             let idle_until = ready_at + if self.summary.retry_at.is_some() { late } else { 0 };

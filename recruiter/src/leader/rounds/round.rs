@@ -18,15 +18,14 @@ use super::{
 };
 use crate::leader::{
     admission::Admission,
+    book::{Book, Turn},
     database::Database,
     fleet::{Fleet, FreeWorker, KindId},
-    in_flight::{InFlight, Turn},
     lanes::{
         Lanes,
         discover::Discovery,
         search::{Searches, Searching},
     },
-    past_assignments::PastAssignments,
     plan::{Plan, plan},
 };
 
@@ -57,8 +56,7 @@ pub(crate) struct Summary {
 pub(crate) struct Assigning {
     fleet: Fleet,
     pub(crate) lanes: Lanes,
-    pub(crate) in_flight: InFlight,
-    pub(crate) past_assignments: PastAssignments,
+    pub(crate) book: Book,
     discovery: Discovery,
     pub(crate) admission: Admission,
     /// Whether permits may be held or free that `admission` does not know of.
@@ -73,11 +71,9 @@ pub(crate) struct Assigning {
 impl Assigning {
     /// Adds an assignment of an earlier leader.
     pub(crate) fn inherit(&mut self, round: RoundId, assignment: AssignedJobs) {
-        let jobs = assignment.jobs.into_iter().map(|job| (job, None)).collect();
         // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
         self.keep_alive.failed(Monotonic::now());
-        self.in_flight.begin(round, (assignment.worker, Channel::default()), jobs, Monotonic::now());
-        self.in_flight.add_permits(assignment.worker, assignment.permits, false);
+        self.book.begin(Turn::new(round, assignment, Channel::default(), false, Monotonic::now()), std::iter::repeat(None));
     }
 
     /// Drops the caches that a failed round may have made wrong.
@@ -105,11 +101,11 @@ impl Assigning {
             let returned = self.admission.read(&workers);
             self.note_returned(&returned);
             let has_new_worker = self.fleet.read(workers, at);
-            self.in_flight.read_ahead(self.fleet.workers(), at);
+            self.book.read_ahead(self.fleet.workers(), at);
             if has_new_worker {
-                self.past_assignments.end_pauses(at);
+                self.book.end_pauses(at);
                 self.lanes.end_pauses();
-                self.mark_recent_lanes();
+                self.lanes.mark_recent_stale();
             }
             let unlinked = self.fleet.workers().iter().filter(|worker| !store.is_linked(worker.id));
             self.keep_alive.channels.extend(unlinked.map(|worker| worker.channel));
@@ -141,8 +137,7 @@ impl Assigning {
             kinds: self.fleet.kinds(),
             lanes: &mut self.lanes,
             admission: &mut self.admission,
-            in_flight: &mut self.in_flight,
-            past_assignments: &mut self.past_assignments,
+            book: &mut self.book,
             searches: &mut self.searches,
             now,
             until: now + every * 2 + HORIZON,
@@ -154,7 +149,7 @@ impl Assigning {
         trigger.announced.iter().for_each(|job| _ = self.searches.unannounced.remove(&job.id));
         self.announce(trigger.announced, at);
         self.lanes.learn_kinds(self.fleet.kinds());
-        let plan = plan(self.fleet.workers(), self.lanes.waiting(), &self.past_assignments, &mut self.admission, now);
+        let plan = plan(self.fleet.workers(), self.lanes.waiting(), self.book.refusals(), &mut self.admission, now);
         let assigned = self.assign(store, term, plan).await?;
         let unannounced = std::mem::take(&mut self.searches.unannounced).intersection(&assigned).count();
         let slots_before = slots.values().sum();
@@ -171,32 +166,32 @@ impl Assigning {
     /// Ends the turns of workers that have answered, have left, or take too long. Marks lanes as stale in which jobs of these turns may
     /// wait again.
     async fn end_turns(&mut self, store: &impl Database, trigger: &Trigger, at: Monotonic) -> Result<(), StoreError> {
-        for turn in self.in_flight.end_answered(self.fleet.workers()) {
+        for turn in self.book.end_answered(self.fleet.workers()) {
             if let Some(travel) = turn.travel(at) {
                 self.admission.cells().observe(travel);
             }
-            self.past_assignments.add(&turn, false);
             // If the worker did not start one of the jobs that a search has skipped, the hint about it follows.
-            turn.skipped_in.iter().for_each(|lane| self.past_assignments.add_lane(lane));
+            turn.skipped_in.iter().for_each(|lane| self.lanes.add_recent(lane));
             turn.due_again_in.iter().for_each(|lane| self.lanes.mark_stale(lane.clone()));
         }
         if !trigger.left.is_empty() {
             self.fleet.remove(&trigger.left.iter().copied().collect());
-            for turn in trigger.left.iter().filter_map(|worker| self.in_flight.remove_worker(*worker, at)).collect::<Vec<_>>() {
-                self.end_turn(&turn, false);
+            for turn in trigger.left.iter().filter_map(|worker| self.book.remove_worker(*worker, at)).collect::<Vec<_>>() {
+                self.mark_skipped(&turn);
             }
-            self.mark_recent_lanes();
+            self.lanes.mark_recent_stale();
         }
         if trigger.full_scan {
-            let workers = self.in_flight.workers();
+            let workers = self.book.workers();
             if !workers.is_empty() {
                 let rounds = store.rounds_of(&workers).await?;
-                for turn in self.in_flight.expire(&rounds, at) {
-                    self.end_turn(&turn, true);
+                for turn in self.book.expire(&rounds, at) {
+                    self.mark_skipped(&turn);
                 }
                 self.remind(store, at).await;
             }
-            self.past_assignments.drop_old(at);
+            self.book.drop_old(at);
+            self.lanes.drop_old();
             // A scan that takes several rounds is completed first.
             if !self.discovery.is_incomplete() {
                 self.lanes.end_scan();
@@ -204,12 +199,11 @@ impl Assigning {
         }
         self.is_admission_unsure |= !trigger.left.is_empty();
         for (worker, jobs) in &trigger.returned {
-            self.in_flight.returned(*worker, jobs);
+            self.book.returned(*worker, jobs);
             jobs.iter().for_each(|job| self.admission.cells().was_not_assigned(*job));
-            self.past_assignments.remove(jobs);
         }
         if trigger.refused || !trigger.returned.is_empty() {
-            self.mark_recent_lanes();
+            self.lanes.mark_recent_stale();
         }
         Ok(())
     }
@@ -261,20 +255,14 @@ impl Assigning {
         Ok(())
     }
 
-    fn end_turn(&mut self, turn: &Turn, unanswered: bool) {
-        self.past_assignments.add(turn, unanswered);
-        // A search has skipped jobs of this turn in these lanes. A job that was not started is still due there.
+    /// A search has skipped jobs of this turn in these lanes. A job that was not started is still due there.
+    fn mark_skipped(&mut self, turn: &Turn) {
         turn.skipped_in.iter().chain(&turn.due_again_in).for_each(|lane| self.lanes.mark_stale(lane.clone()));
-    }
-
-    /// Marks the lanes as stale in which jobs were assigned recently.
-    fn mark_recent_lanes(&mut self) {
-        self.past_assignments.recent_lanes().for_each(|lane| self.lanes.mark_stale(lane.clone()));
     }
 
     fn announce(&mut self, jobs: Vec<ScheduledJob>, at: Monotonic) {
         if !jobs.is_empty() {
-            let is_new = |job: &ScheduledJob| !self.in_flight.contains(job, at) && !self.past_assignments.contains(job);
+            let is_new = |job: &ScheduledJob| !self.book.is_assigned(job, at);
             self.searches.has_unsearched |= self.lanes.announce(jobs.into_iter().filter(is_new));
         }
     }
@@ -343,9 +331,9 @@ impl Assigning {
             let FreeWorker { id, channel, free, .. } = &workers[*worker];
             if won.contains(id) {
                 assigned.extend(jobs.iter().map(|(job, _)| *job));
-                self.in_flight.begin(round, (*id, *channel), jobs.iter().map(|(job, due)| (*job, Some(*due))).collect(), at);
                 let assignment = assigned_to(*id, jobs);
-                self.in_flight.add_permits(*id, assignment.permits.clone(), jobs.len() < *free as usize);
+                let turn = Turn::new(round, assignment.clone(), *channel, jobs.len() < *free as usize, at);
+                self.book.begin(turn, jobs.iter().map(|(_, due)| Some(*due)));
                 by_channel.entry(*channel).or_default().push(assignment);
             } else {
                 let permits = jobs.iter().filter_map(|(job, _)| Some((*job, plan.permits.get(job)?)));
@@ -353,7 +341,7 @@ impl Assigning {
                 self.is_admission_unsure = true;
             }
         }
-        plan.lanes.iter().for_each(|lane| self.past_assignments.add_lane(lane));
+        plan.lanes.iter().for_each(|lane| self.lanes.add_recent(lane));
         self.lanes.remove(&plan.lanes, &assigned);
         if won.len() == planned.len() {
             self.fleet.remove(&won);
@@ -371,13 +359,8 @@ impl Assigning {
     /// Sends the hints of assignments in flight again. A worker takes each round only once.
     async fn remind(&mut self, store: &impl Database, at: Monotonic) {
         let mut by_round: BTreeMap<(Channel, RoundId), Vec<AssignedJobs>> = BTreeMap::new();
-        for turn in self.in_flight.older_than(REMIND_AFTER, at) {
-            let jobs = turn.jobs.iter().map(|(job, _)| *job).collect();
-            by_round.entry((turn.channel, turn.round)).or_default().push(AssignedJobs {
-                worker: turn.worker,
-                jobs,
-                permits: turn.permits.clone(),
-            });
+        for turn in self.book.older_than(REMIND_AFTER, at) {
+            by_round.entry((turn.channel, turn.round)).or_default().push(turn.assignment.clone());
         }
         let hints = by_round.into_iter().map(|((channel, round), assignments)| (channel, Hint::Assigned { round, assignments }));
         store.announce_hints_to(hints.collect()).await;
