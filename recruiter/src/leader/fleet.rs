@@ -45,7 +45,7 @@ pub(crate) struct FreeWorker {
     pub(crate) prefetch: u32,
     /// How many more jobs it accepts of the classes that have a limit.
     pub(crate) class_slots: Vec<ClassSlots>,
-    /// Jobs that were assigned to it ahead and are not started yet.
+    /// Jobs that were assigned to it ahead and are not started yet, until the book has them.
     pub(crate) prefetched: Vec<JobId>,
     /// Whether it gets limited jobs: it is of a release that returns their permits.
     pub(crate) takes_limited: bool,
@@ -132,6 +132,11 @@ impl Fleet {
     /// The workers that accept jobs.
     pub(crate) fn workers(&self) -> &[FreeWorker] {
         self.workers.as_deref().unwrap_or_default()
+    }
+
+    /// Takes the reports of these workers about the jobs that they hold ahead.
+    pub(crate) fn take_prefetched(&mut self) -> impl Iterator<Item = (WorkerId, Vec<JobId>)> {
+        self.workers.iter_mut().flatten().map(|worker| (worker.id, std::mem::take(&mut worker.prefetched)))
     }
 
     /// Removes workers that accept no more jobs, or left the roster.

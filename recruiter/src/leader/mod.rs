@@ -16,7 +16,6 @@
 //! | `schedules` | the jobs of schedules, beside the rounds |
 //! | `consumers` | messages of consumer groups become jobs, beside the rounds |
 //! | `dependencies` | jobs that wait for others are released or cancelled, beside the rounds |
-//! | `waiting` | the jobs that wait, and what follows from the end of a job |
 //! | `model` | tests: the rules of staleness for every order of events |
 
 mod admission;
@@ -32,9 +31,8 @@ mod model;
 mod plan;
 mod rounds;
 mod schedules;
-mod waiting;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use recruiter_common::{
     ids::LeaseTerm,
@@ -114,7 +112,7 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
     let mut assigning = Assigning::default();
     assigning.admission = Admission::begin(settings, &held, kept, store.now());
     for (round, assignment) in store.assigned_and_not_taken().await? {
-        assigning.inherit(round, assignment);
+        assigning.inherit(round, assignment, Instant::now());
     }
     Ok(assigning)
 }

@@ -99,7 +99,7 @@ fn inserted_jobs_get_the_free_slots_in_every_order() {
 #[test]
 fn inserted_jobs_of_sleeping_lanes_get_the_free_slots_in_every_order() {
     let mut start = small(0, Some("x"));
-    start.assigning.lanes.crowd = 0;
+    start.assigning.lanes.windows.crowd = 0;
     let is_insert_or_start = |event: &Event| !matches!(event, Event::Move(..) | Event::Cancel(_) | Event::Retry(..));
     println!("{} worlds", explore(start, depth(), 1, is_insert_or_start));
 }
@@ -190,7 +190,7 @@ fn walk(seed: u64, steps: usize) -> usize {
         [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 2), (&["g"], &["b", "c"], 1), (&["h"], &["a", "b", "c"], 2), (&["g", "h"], &["b"], 1)];
     let workers: Vec<WorkerSpec<'_>> = (0..12).map(|_| all[below(5)]).collect();
     let mut world = World::new(below(4), &workers, &jobs);
-    world.assigning.lanes.crowd = [0, 2, usize::MAX][below(3)];
+    world.assigning.lanes.windows.crowd = [0, 2, usize::MAX][below(3)];
     (0..below(60)).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
     for _ in 0..steps {
         let mut events = world.events();

@@ -7,8 +7,9 @@ use std::{
 };
 
 use recruiter_common::{
-    ids::{JobId, WorkerId},
+    ids::JobId,
     instant::Instant,
+    limits::Refusal,
     roster::Permits,
     store::{Lane, Position, ScheduledJob},
 };
@@ -17,7 +18,7 @@ use super::{
     admission::{Admission, Way, shares::Pass},
     book::Refusals,
     fleet::{FreeWorker, KindId},
-    lanes::Waiting,
+    lanes::windows::Waiting,
 };
 
 /// The jobs of each worker.
@@ -43,7 +44,7 @@ struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
 impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
     /// The place of the next job among those of all lanes, and the index of this queue.
     fn head(&mut self, index: usize, admission: &Admission, now: Instant) -> Option<(Reverse<Pass>, Reverse<Position>, usize)> {
-        let position = admission.ageing().position(self.due.peek()?, now);
+        let position = admission.ageing.position(self.due.peek()?, now);
         Some((Reverse(admission.pass(&self.lane.group)), Reverse(position), index))
     }
 }
@@ -73,101 +74,136 @@ pub(crate) fn plan<'a>(
     admission: &mut Admission,
     now: Instant,
 ) -> Plan {
-    // Free slots come first, then the number of jobs that the worker accepts ahead.
-    let mut room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
-    let mut of_classes: Vec<HashMap<&str, u32>> =
-        workers.iter().map(|worker| worker.class_slots.iter().map(|slots| (slots.class.as_str(), slots.free)).collect()).collect();
-    let mut left: u64 = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
-    let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
-    for (index, worker) in workers.iter().enumerate() {
-        by_kind.entry(worker.kind).or_default().push(index);
-    }
     let queue = |waiting: Waiting<'a>| Queue {
         lane: waiting.lane,
         due: waiting.jobs.iter().filter(move |job| job.scheduled_at <= now).peekable(),
         kinds: waiting.able,
         able: None,
     };
-    let workers_of = |kinds: &[KindId]| {
-        let mut able: Vec<usize> = kinds.iter().filter_map(|kind| by_kind.get(kind)).flatten().copied().collect();
-        able.sort_unstable();
-        able
-    };
-    let mut queues: Vec<_> = lanes.filter(|waiting| admission.way(waiting.lane, now).is_some()).map(queue).collect();
-    let index_of: HashMap<WorkerId, usize> = workers.iter().enumerate().map(|(index, worker)| (worker.id, index)).collect();
+    let mut queues: Vec<_> = lanes.filter(|waiting| admission.way(waiting.lane, now).is_ok()).map(queue).collect();
     let mut heads: BinaryHeap<_> = queues.iter_mut().enumerate().filter_map(|(index, queue)| queue.head(index, admission, now)).collect();
-    let (mut plan, mut given) = (Plan::default(), HashSet::new());
-    // The full resources for which a job waits that could not be given.
-    let mut wanted: HashSet<String> = HashSet::new();
-    while left > 0
+    let mut planning = Planning::new(workers, refusals, admission, now);
+    while planning.left > 0
         && let Some((Reverse(pass), _, index)) = heads.pop()
     {
         let queue = &mut queues[index];
-        if pass < admission.pass(&queue.lane.group) {
-            // Another lane of the group was served in the meantime.
-            heads.extend(queue.head(index, admission, now));
-            continue;
+        // If another lane of the group was served in the meantime, this one has its turn later.
+        let is_overtaken = pass < planning.admission.pass(&queue.lane.group);
+        if is_overtaken || planning.give_next(queue) {
+            heads.extend(queue.head(index, planning.admission, now));
         }
-        let Some(job) = queue.due.next() else { continue };
-        if !given.insert(job.id) {
-            heads.extend(queue.head(index, admission, now));
-            continue;
-        }
-        let able = queue.able.get_or_insert_with(|| workers_of(queue.kinds));
-        able.retain(|worker| room[*worker] != (0, 0) && of_classes[*worker].get(queue.lane.class.as_str()) != Some(&0));
-        let way = admission.way(queue.lane, now);
-        let needs_free_slot = admission.needs_free_slot(queue.lane, job, now);
-        let unanswered = refusals.was_unanswered(job.id);
-        let preference = |index: &usize| {
-            let worker = &workers[*index];
-            let is_willing = !refusals.was_refused_by(job.id, worker.id);
-            (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, room[*index])
-        };
-        if way == Some(Way::PermitsOfOthers) {
-            let is_wanted = admission.resources(queue.lane).any(|resource| wanted.contains(&resource));
-            let holders = if is_wanted { HashSet::new() } else { admission.can_wait_in(queue.lane, now) };
-            let able = holders.iter().filter_map(|worker| index_of.get(worker)).copied().filter(|worker| able.contains(worker));
-            let Some(worker) = able.filter(|worker| room[*worker].1 > 0).max_by_key(|worker| room[*worker].1) else {
-                wanted.extend(admission.resources(queue.lane));
-                continue;
-            };
-            plan.permits.insert(job.id, admission.wait_in(workers[worker].id, queue.lane, job));
-            room[worker].1 -= 1;
-            left -= 1;
-            give(&mut plan, &mut of_classes[worker], worker, queue.lane, job);
-            heads.extend(queue.head(index, admission, now));
-            continue;
-        }
-        // No worker accepts a job of this lane any more: the slots go to other lanes.
-        let is_limited = way != Some(Way::Unlimited);
-        let has_room = |worker: &usize| (!needs_free_slot || room[*worker].0 > 0) && (!is_limited || workers[*worker].takes_limited);
-        let with_room = able.iter().copied().filter(has_room);
-        let Some(worker) = with_room.max_by_key(preference) else {
-            if let Some(worker) = able.iter().copied().max_by_key(preference) {
-                // It gets no jobs ahead that come later than this one, so that its next free slot is offered.
-                left -= u64::from(std::mem::take(&mut room[worker].1));
-            }
-            continue;
-        };
-        let Ok(permit) = admission.admit(workers[worker].id, queue.lane, job, now) else { continue };
-        plan.permits.extend(permit.map(|permit| (job.id, permit)));
-        let (free, ahead) = &mut room[worker];
-        *(if *free > 0 { free } else { ahead }) -= 1;
-        left -= 1;
-        give(&mut plan, &mut of_classes[worker], worker, queue.lane, job);
-        heads.extend(queue.head(index, admission, now));
     }
-    plan
+    planning.plan
 }
 
-/// Gives a job to a worker, which accepts one job less of its class.
-fn give(plan: &mut Plan, of_classes: &mut HashMap<&str, u32>, worker: usize, lane: &Lane, job: &ScheduledJob) {
-    if let Some(free) = of_classes.get_mut(lane.class.as_str()) {
-        *free -= 1;
+/// A plan that is being made, and what the workers still accept.
+struct Planning<'a> {
+    workers: &'a [FreeWorker],
+    refusals: &'a Refusals,
+    admission: &'a mut Admission,
+    now: Instant,
+    plan: Plan,
+    /// The jobs of the plan, and those that could not be given.
+    seen: HashSet<JobId>,
+    /// The workers of each kind, by their indexes.
+    by_kind: HashMap<KindId, Vec<usize>>,
+    /// What each worker accepts: free slots come first, then the number of jobs ahead.
+    room: Vec<(u32, u32)>,
+    /// The sum of these.
+    left: u64,
+    /// How many jobs of the classes that have a limit each worker accepts.
+    of_classes: Vec<HashMap<&'a str, u32>>,
+    /// The full resources for which a job waits that could not be given.
+    wanted: HashSet<String>,
+}
+
+impl<'a> Planning<'a> {
+    fn new(workers: &'a [FreeWorker], refusals: &'a Refusals, admission: &'a mut Admission, now: Instant) -> Self {
+        let room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
+        let left = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
+        let of_classes = |worker: &'a FreeWorker| worker.class_slots.iter().map(|slots| (slots.class.as_str(), slots.free)).collect();
+        let of_classes = workers.iter().map(of_classes).collect();
+        let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
+        for (index, worker) in workers.iter().enumerate() {
+            by_kind.entry(worker.kind).or_default().push(index);
+        }
+        let (plan, seen, wanted) = (Plan::default(), HashSet::new(), HashSet::new());
+        Self { workers, refusals, admission, now, plan, seen, by_kind, room, left, of_classes, wanted }
     }
-    plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
-    if !plan.lanes.contains(lane) {
-        plan.lanes.insert(lane.clone());
+
+    /// Gives the next job of a lane. Returns whether the job behind it can have its turn: not if this one must wait.
+    fn give_next<'b>(&mut self, queue: &mut Queue<'b, impl Iterator<Item = &'b ScheduledJob>>) -> bool {
+        let Some(job) = queue.due.next() else { return false };
+        if !self.seen.insert(job.id) {
+            return true;
+        }
+        let able = queue.able.get_or_insert_with(|| {
+            let mut able: Vec<usize> = queue.kinds.iter().filter_map(|kind| self.by_kind.get(kind)).flatten().copied().collect();
+            able.sort_unstable();
+            able
+        });
+        let class = queue.lane.class.as_str();
+        able.retain(|worker| self.room[*worker] != (0, 0) && self.of_classes[*worker].get(class) != Some(&0));
+        match self.admission.way(queue.lane, self.now) {
+            Ok(Way::PermitsOfOthers) => self.give_to_holder(queue.lane, job, able),
+            way => self.give_to_any(queue.lane, job, able, way),
+        }
+    }
+
+    /// Gives a job of a full resource to a worker that holds permits of it: there it waits for one of them.
+    fn give_to_holder(&mut self, lane: &Lane, job: &ScheduledJob, able: &[usize]) -> bool {
+        let is_wanted = self.admission.resources(lane).any(|resource| self.wanted.contains(&resource));
+        let holders = if is_wanted { HashSet::new() } else { self.admission.can_wait_in(lane, self.now) };
+        let has_room = |worker: &usize| self.room[*worker].1 > 0 && holders.contains(&self.workers[*worker].id);
+        let Some(worker) = able.iter().copied().filter(has_room).max_by_key(|worker| self.room[*worker].1) else {
+            self.wanted.extend(self.admission.resources(lane));
+            return false;
+        };
+        let permit = self.admission.wait_in(self.workers[worker].id, lane, job);
+        self.plan.permits.insert(job.id, permit);
+        self.room[worker].1 -= 1;
+        self.give(worker, lane, job);
+        true
+    }
+
+    /// Gives a job to the best of the workers that have room for it.
+    fn give_to_any(&mut self, lane: &Lane, job: &ScheduledJob, able: &[usize], way: Result<Way, Refusal>) -> bool {
+        let needs_free_slot = way == Ok(Way::Permits) || self.admission.needs_free_slot(lane, job, self.now);
+        let is_limited = way != Ok(Way::Unlimited);
+        let has_room =
+            |worker: &usize| (!needs_free_slot || self.room[*worker].0 > 0) && (!is_limited || self.workers[*worker].takes_limited);
+        let unanswered = self.refusals.was_unanswered(job.id);
+        let preference = |index: &usize| {
+            let worker = &self.workers[*index];
+            let is_willing = !self.refusals.was_refused_by(job.id, worker.id);
+            (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, self.room[*index])
+        };
+        // Without one no worker accepts a job of this lane any more: the slots go to other lanes.
+        let Some(worker) = able.iter().copied().filter(has_room).max_by_key(preference) else {
+            if let Some(worker) = able.iter().copied().max_by_key(preference) {
+                // It gets no jobs ahead that come later than this one, so that its next free slot is offered.
+                self.left -= u64::from(std::mem::take(&mut self.room[worker].1));
+            }
+            return false;
+        };
+        let Ok(permit) = self.admission.admit(self.workers[worker].id, lane, job, self.now) else { return false };
+        self.plan.permits.extend(permit.map(|permit| (job.id, permit)));
+        let (free, ahead) = &mut self.room[worker];
+        *(if *free > 0 { free } else { ahead }) -= 1;
+        self.give(worker, lane, job);
+        true
+    }
+
+    /// Gives a job to a worker, which accepts one job less, and one less of its class.
+    fn give(&mut self, worker: usize, lane: &Lane, job: &ScheduledJob) {
+        self.left -= 1;
+        if let Some(free) = self.of_classes[worker].get_mut(lane.class.as_str()) {
+            *free -= 1;
+        }
+        self.plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
+        if !self.plan.lanes.contains(lane) {
+            self.plan.lanes.insert(lane.clone());
+        }
     }
 }
 
@@ -353,7 +389,7 @@ mod tests {
         assert_eq!(counts(&fleet, &Refusals::default()), [1, 0]);
         let mut book = Book::default();
         refuse(&mut book, &jobs[0], large_id, false, std::time::Instant::now());
-        assert_eq!(counts(&fleet, book.refusals()), [0, 1]);
+        assert_eq!(counts(&fleet, &book.refusals), [0, 1]);
         fleet.workers_mut()[0].is_overdue = true;
         assert_eq!(counts(&fleet, &Refusals::default()), [0, 1]);
         fleet.workers_mut()[1].is_overdue = true;
@@ -368,7 +404,7 @@ mod tests {
         fleet.workers_mut()[2].changed_at = at + Duration::from_secs(4);
         let mut book = Book::default();
         refuse(&mut book, &jobs[0], first, true, at);
-        assert_eq!(given(&fleet, &jobs, book.refusals()).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        assert_eq!(given(&fleet, &jobs, &book.refusals).iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
     }
 
     /// Compares with a simple plan that handles all jobs one after the other.

@@ -53,13 +53,18 @@ pub(crate) enum Way {
 pub(crate) struct Admission {
     settings: Settings,
     holders: Holders,
+    /// Whether permits may be held or free that `holders` does not know of.
+    is_unsure: bool,
     /// Paused lines, by their gates: those that a search has found.
     halted: HashMap<String, Pause>,
     /// Running jobs without a permit, in groups whose limit may be newer than their start. A group leaves when there are none.
     without_permit: HashMap<String, u32>,
-    cells: Cells,
-    closures: Closures,
-    ageing: Ageing,
+    /// When each rate allows the next start.
+    pub(crate) cells: Cells,
+    /// Which groups are in a maintenance window.
+    pub(crate) closures: Closures,
+    /// The groups whose jobs age.
+    pub(crate) ageing: Ageing,
     shares: Shares,
     /// Whether groups share the slots by weights.
     has_weights: bool,
@@ -84,36 +89,20 @@ impl Admission {
         if self.has_weights { self.shares.pass(group) } else { 0 }
     }
 
-    /// The ageing of groups.
-    pub(crate) fn ageing(&self) -> &Ageing {
-        &self.ageing
-    }
-
-    /// Updates which groups are in a maintenance window. Returns whether a window has begun: jobs that are assigned ahead must wait.
-    pub(crate) fn refresh(&mut self, now: Instant) -> bool {
-        self.closures.refresh(now)
-    }
-
-    /// When the next maintenance window begins or ends.
-    pub(crate) fn next_change(&self) -> Option<Instant> {
-        self.closures.next_change()
-    }
-
-    /// How a job of this lane can be assigned now; `None` if it must wait.
-    pub(crate) fn way(&self, lane: &Lane, now: Instant) -> Option<Way> {
+    /// How a job of this lane can be assigned now, or why it must wait.
+    pub(crate) fn way(&self, lane: &Lane, now: Instant) -> Result<Way, Refusal> {
         match self.check(lane, now) {
-            Ok((usize::MAX, _)) => Some(Way::Unlimited),
-            Ok(_) => Some(Way::Permits),
-            Err(Refusal::Full { .. }) => Some(Way::PermitsOfOthers),
-            Err(_) => None,
+            Ok((usize::MAX, _)) => Ok(Way::Unlimited),
+            Ok(_) => Ok(Way::Permits),
+            Err(Refusal::Full { .. }) => Ok(Way::PermitsOfOthers),
+            Err(refusal) => Err(refusal),
         }
     }
 
-    /// Whether this job may only go to a free slot, and not ahead: it must start at once or not at all, or it was overtaken for long.
+    /// Whether this job may only go to a free slot, and not ahead, even if it needs no permit: a maintenance window begins soon, or it was
+    /// overtaken for long.
     pub(crate) fn needs_free_slot(&self, lane: &Lane, job: &ScheduledJob, now: Instant) -> bool {
-        self.way(lane, now) == Some(Way::Permits)
-            || self.closures.closes_soon(&lane.group, now).is_some()
-            || self.ageing.bonus(job, now) > 0
+        self.closures.closes_soon(&lane.group, now).is_some() || self.ageing.bonus(job, now) > 0
     }
 
     /// Replaces the settings. Returns whether jobs that are assigned ahead may have to wait now: there is a new pause or maintenance window,
@@ -159,9 +148,15 @@ impl Admission {
         are_fewer
     }
 
-    /// Whether any permit is held.
-    pub(crate) fn holds_permits(&self) -> bool {
-        !self.holders.is_empty()
+    /// Permits may be held or free that are not known.
+    pub(crate) fn doubt(&mut self) {
+        self.is_unsure = true;
+    }
+
+    /// Whether all permits must be read: in a full scan and after a doubt, if any is held.
+    pub(crate) fn must_confirm(&mut self, is_full_scan: bool) -> bool {
+        self.is_unsure &= !self.holders.is_empty();
+        self.is_unsure || (is_full_scan && !self.holders.is_empty())
     }
 
     /// Groups with a capacity whose running jobs may have no permit.
@@ -181,6 +176,7 @@ impl Admission {
 
     /// Replaces all known permits by those of a complete read. Returns the permits that are free since then.
     pub(crate) fn confirm(&mut self, holders: &[PermitHolder]) -> Vec<String> {
+        self.is_unsure = false;
         let listed: HashSet<WorkerId> = holders.iter().map(|holder| holder.worker).collect();
         let mut returned = self.holders.retain(|worker| listed.contains(&worker));
         returned.extend(holders.iter().flat_map(|holder| self.holders.replace(holder.worker, &holder.permits, &holder.jobs)));
@@ -263,14 +259,9 @@ impl Admission {
         }
     }
 
-    /// Why no job of this lane may start now.
-    pub(crate) fn why(&self, lane: &Lane, now: Instant) -> Option<Refusal> {
-        self.check(lane, now).err()
-    }
-
     /// When a rate allows the next job of this lane, or its maintenance window ends, if nothing else refuses it.
     pub(crate) fn opens_at(&self, lane: &Lane, now: Instant) -> Option<Instant> {
-        match self.why(lane, now)? {
+        match self.way(lane, now).err()? {
             Refusal::Rate { until, .. } | Refusal::Maintenance { until, .. } => Some(until),
             Refusal::Paused(..) | Refusal::Undefined(_) | Refusal::Invalid(_) | Refusal::Full { .. } => None,
         }
@@ -307,11 +298,6 @@ impl Admission {
         permit.names.iter().for_each(|name| self.holders.remove(worker, name));
         self.holders.remove_ahead(worker, job);
         self.cells.was_not_assigned(job);
-    }
-
-    /// The cells of rates.
-    pub(crate) fn cells(&mut self) -> &mut Cells {
-        &mut self.cells
     }
 
     /// How many jobs of this lane may start, and the limits that apply to it.
@@ -410,11 +396,11 @@ mod tests {
         assert_eq!(admit("customer:2,printer"), "customer:2#0 printer#1");
         assert_eq!(admit("customer:3,printer"), r#"Full { resource: "printer", capacity: 2 }"#);
         assert_eq!(admit("scanner"), r#"Undefined("scanner")"#);
-        assert_eq!(admission.way(&lane("printer"), at(0)), Some(Way::PermitsOfOthers));
+        assert_eq!(admission.way(&lane("printer"), at(0)), Ok(Way::PermitsOfOthers));
         assert_eq!(admission.confirm(&[holder(worker, &["printer#1"])]).len(), 3);
         assert_eq!((admission.room(&lane("printer"), at(0)), admission.room(&lane(""), at(0))), (1, usize::MAX));
         assert_eq!(names(admission.admit(worker, &lane("printer"), &job(), at(0))), "printer#0");
-        assert!(admission.confirm(&[]).len() == 2 && !admission.holds_permits());
+        assert!(admission.confirm(&[]).len() == 2 && !admission.must_confirm(true));
     }
 
     #[test]
@@ -426,7 +412,7 @@ mod tests {
         assert!(!admission.change(settings, at(0)));
         assert!(admission.can_wait_in(&lane("printer"), at(0)).is_empty(), "no permit is passed on");
         admission.confirm(&[holder(worker, &["printer#1", "printer#2"])]);
-        assert_eq!(admission.way(&lane("printer"), at(0)), Some(Way::PermitsOfOthers));
+        assert_eq!(admission.way(&lane("printer"), at(0)), Ok(Way::PermitsOfOthers));
         admission.confirm(&[holder(worker, &["printer#1"])]);
         assert_eq!(names(admission.admit(worker, &lane("printer"), &job(), at(0))), "printer#0");
     }
@@ -452,7 +438,7 @@ mod tests {
         let pause = Pause { by: "ada".into(), reason: None, at: None };
         let limits = [("printer".into(), capacity(1))].into();
         admission.change(Settings { limits, pauses: [(Paused::Everything, pause)].into(), ..Settings::default() }, at(0));
-        assert_eq!((admission.way(&lane("printer"), at(0)), admission.room(&lane("printer"), at(0))), (None, 0));
+        assert!(admission.way(&lane("printer"), at(0)).is_err() && admission.room(&lane("printer"), at(0)) == 0);
     }
 
     #[test]
@@ -463,17 +449,17 @@ mod tests {
         assert_eq!((admission.groups_to_count(), admission.room(&lane(""), at(0))), (vec!["mail".to_owned()], 0));
         admission.set_without_permit("mail", 1);
         assert_eq!(names(admission.admit(WorkerId::new(), &lane(""), &job(), at(0))), "@mail#0");
-        assert_eq!(admission.way(&lane(""), at(0)), Some(Way::PermitsOfOthers), "one was started before there was a limit");
+        assert_eq!(admission.way(&lane(""), at(0)), Ok(Way::PermitsOfOthers), "one was started before there was a limit");
         admission.set_without_permit("mail", 0);
         assert_eq!((admission.room(&lane(""), at(0)), admission.room(&Lane::new("other", "Send"), at(0))), (1, usize::MAX));
         let pause = Pause { by: "ada".into(), reason: None, at: None };
         assert!(admission.change(Settings { pauses: [(Paused::Everything, pause.clone())].into(), ..settings.clone() }, at(0)));
-        assert_eq!(admission.why(&lane(""), at(0)), Some(Refusal::Paused(Paused::Everything, pause)));
+        assert_eq!(admission.way(&lane(""), at(0)).err(), Some(Refusal::Paused(Paused::Everything, pause)));
         let invalid = Settings { invalid: ["@mail".into(), "printer".into()].into(), ..Settings::default() };
         admission.change(invalid, at(0));
-        assert_eq!(admission.why(&lane(""), at(0)), Some(Refusal::Invalid("@mail".into())));
+        assert_eq!(admission.way(&lane(""), at(0)).err(), Some(Refusal::Invalid("@mail".into())));
         assert_eq!(
-            admission.why(&Lane { gate: Some("printer".into()), ..Lane::new("a", "b") }, at(0)),
+            admission.way(&Lane { gate: Some("printer".into()), ..Lane::new("a", "b") }, at(0)).err(),
             Some(Refusal::Invalid("printer".into()))
         );
     }
@@ -489,7 +475,7 @@ mod tests {
         assert!(first.cells.to_keep().len() == 1, "until they are kept");
         first.cells.are_kept();
         assert!(first.cells.to_keep().is_empty());
-        let next = |admission: &Admission, ms: i64| match admission.why(&lane("api"), at(ms)) {
+        let next = |admission: &Admission, ms: i64| match admission.way(&lane("api"), at(ms)).err() {
             Some(Refusal::Rate { until, .. }) => (until - at(0)).num_seconds(),
             other => panic!("{other:?}"),
         };
@@ -497,7 +483,7 @@ mod tests {
         let hour = 3_600..=3_603;
         assert!(permit.between.unwrap().1 < at(2_000) && hour.contains(&next(&second, 1_800_000)), "{}", next(&second, 1_800_000));
         let new = begin(KeptCells { since: Some(at(-9_000_000)), ..KeptCells::default() }, 0);
-        assert_eq!(new.why(&lane("api"), at(0)), None, "no leader has taken one");
+        assert_eq!(new.way(&lane("api"), at(0)).err(), None, "no leader has taken one");
         let upgraded = begin(KeptCells { since: Some(at(0)), ..KeptCells::default() }, 0);
         assert!(next(&upgraded, 0) > 3_600, "a leader of an earlier release may have");
     }
@@ -507,7 +493,7 @@ mod tests {
         let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
         let mut admission = limited([("api", rate(1, 3_600))]);
         admission.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap();
-        assert!(matches!(admission.why(&lane("api"), at(10)), Some(Refusal::Rate { until, .. }) if until > at(3_000_000)));
+        assert!(matches!(admission.way(&lane("api"), at(10)).err(), Some(Refusal::Rate { until, .. }) if until > at(3_000_000)));
         admission.change(Settings { limits: [("api".into(), rate(100, 1))].into(), ..Settings::default() }, at(10));
         assert!(admission.room(&lane("api"), at(30)) > 0);
     }

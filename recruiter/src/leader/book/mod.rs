@@ -86,7 +86,7 @@ struct Desk {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Book {
     jobs: HashMap<JobId, Entry>,
-    refusals: Refusals,
+    pub(crate) refusals: Refusals,
     /// The same jobs in flight, by worker.
     desks: HashMap<WorkerId, Desk>,
 }
@@ -165,24 +165,10 @@ impl Book {
         self.desks.values().map(|desk| desk.turn.as_ref().map_or(0, |turn| turn.assignment.jobs.len()) + desk.ahead.len()).sum()
     }
 
-    pub(crate) fn is_in_flight(&self, job: &ScheduledJob, at: Monotonic) -> bool {
-        self.jobs.get(&job.id).is_some_and(|entry| entry.is_in_flight(job, at))
-    }
-
     /// Whether the job is in flight, or an assignment of it at this date has ended recently. An announcement of it is then outdated.
     pub(crate) fn is_assigned(&self, job: &ScheduledJob, at: Monotonic) -> bool {
         let is_at_date = |ended: &Ended| ended.due == job.scheduled_at;
         self.jobs.get(&job.id).is_some_and(|entry| entry.is_in_flight(job, at) || entry.ended.iter().flatten().any(is_at_date))
-    }
-
-    /// The refused jobs.
-    pub(crate) fn refusals(&self) -> &Refusals {
-        &self.refusals
-    }
-
-    /// Ends all pauses: a new worker may start the refused jobs.
-    pub(crate) fn end_pauses(&mut self, at: Monotonic) {
-        self.refusals.end_pauses(at);
     }
 
     /// Where this job is, which a search has found. If it is in a turn, the turn records the lane. If it is not in flight and was assigned at
@@ -210,18 +196,18 @@ impl Book {
     }
 
     /// Updates the jobs that these workers hold ahead, from a read of the roster at `at`.
-    pub(crate) fn read_ahead(&mut self, workers: &[FreeWorker], at: Monotonic) {
-        workers.iter().for_each(|worker| self.set_ahead(worker.id, &worker.prefetched, at));
+    pub(crate) fn read_ahead(&mut self, reports: impl Iterator<Item = (WorkerId, Vec<JobId>)>, at: Monotonic) {
+        reports.for_each(|(worker, jobs)| self.set_ahead(worker, jobs, at));
     }
 
     /// Replaces the jobs that a worker holds ahead.
-    fn set_ahead(&mut self, worker: WorkerId, jobs: &[JobId], at: Monotonic) {
+    fn set_ahead(&mut self, worker: WorkerId, jobs: Vec<JobId>, at: Monotonic) {
         let before = self.desks.get_mut(&worker).map(|desk| std::mem::take(&mut desk.ahead)).unwrap_or_default();
         if !before.is_empty() {
             let still: HashSet<&JobId> = jobs.iter().collect();
             before.iter().filter(|job| !still.contains(job)).for_each(|job| self.change(*job, |entry| entry.drop_ahead(worker)));
         }
-        for job in jobs {
+        for job in &jobs {
             let Entry { assigned, ahead, .. } = self.jobs.entry(*job).or_default();
             let is_new = ahead.is_none_or(|ahead| ahead.worker != worker);
             let new = assigned.filter(|assigned| assigned.worker == worker && is_new).map(|assigned| (at, assigned.due));
@@ -231,7 +217,7 @@ impl Book {
             *ahead = Some(Ahead { worker, since, due });
         }
         if !jobs.is_empty() {
-            self.desks.entry(worker).or_default().ahead = jobs.to_vec();
+            self.desks.entry(worker).or_default().ahead = jobs;
         } else if self.desks.get(&worker).is_some_and(|desk| desk.turn.is_none()) {
             self.desks.remove(&worker);
         }
@@ -259,7 +245,7 @@ impl Book {
 
     /// Removes a worker that has left: its turn, which is returned, and the jobs that it held ahead.
     pub(crate) fn remove_worker(&mut self, worker: WorkerId, at: Monotonic) -> Option<Turn> {
-        self.set_ahead(worker, &[], at);
+        self.set_ahead(worker, Vec::new(), at);
         self.end(worker, false)
     }
 
@@ -288,7 +274,7 @@ impl Book {
     /// workers.
     pub(crate) fn expire(&mut self, rounds: &HashMap<WorkerId, Option<RoundId>>, at: Monotonic) -> Vec<Turn> {
         let workers = self.workers();
-        workers.iter().filter(|worker| !rounds.contains_key(worker)).for_each(|worker| self.set_ahead(*worker, &[], at));
+        workers.iter().filter(|worker| !rounds.contains_key(worker)).for_each(|worker| self.set_ahead(*worker, Vec::new(), at));
         let is_over = |worker: &WorkerId| {
             self.turn(*worker).is_some_and(|turn| turn.age(at) >= IN_FLIGHT_FOR || rounds.get(worker) != Some(&Some(turn.round)))
         };
@@ -311,6 +297,12 @@ pub(crate) mod tests {
     use recruiter_common::store::{AssignedJobs, Channel};
 
     use super::*;
+
+    impl Book {
+        pub(crate) fn is_in_flight(&self, job: &ScheduledJob, at: Monotonic) -> bool {
+            self.jobs.get(&job.id).is_some_and(|entry| entry.is_in_flight(job, at))
+        }
+    }
 
     fn worker(id: WorkerId, round: Option<RoundId>) -> FreeWorker {
         FreeWorker {
@@ -396,9 +388,8 @@ pub(crate) mod tests {
         let (round, mut book) = (RoundId::new(), Book::default());
         begin(&mut book, round, a, &[(one, Some(7)), (two, Some(7)), (three, None)], start);
         let report_of = |worker_id: WorkerId, jobs: &[JobId], book: &mut Book, seconds: u64| {
-            let reports = [FreeWorker { prefetched: jobs.to_vec(), ..worker(worker_id, Some(round)) }];
-            book.read_ahead(&reports, start + Duration::from_secs(seconds));
-            book.end_answered(&reports).len()
+            book.read_ahead([(worker_id, jobs.to_vec())].into_iter(), start + Duration::from_secs(seconds));
+            book.end_answered(&[worker(worker_id, Some(round))]).len()
         };
         let report = |jobs: &[JobId], book: &mut Book, seconds: u64| report_of(a, jobs, book, seconds);
         assert_eq!(report(&[two, three], &mut book, 0), 1);
@@ -444,7 +435,7 @@ pub(crate) mod tests {
         assert!(!book.is_assigned(&job, at) && book.jobs.is_empty());
         ended(&mut book);
         assert_eq!((book.find(&again, at), book.find(&job, at)), (Whereabouts::Waiting, Whereabouts::Waiting), "it was retried");
-        assert!(book.refusals().len() == 0 && book.jobs.is_empty());
+        assert!(book.refusals.len() == 0 && book.jobs.is_empty());
         ended(&mut book);
         book.returned(worker, &[job.id]);
         assert!(!book.is_assigned(&job, at));

@@ -87,7 +87,7 @@ impl Refusals {
     }
 
     /// Ends all pauses: a new worker may start the refused jobs.
-    pub(super) fn end_pauses(&mut self, at: Monotonic) {
+    pub(crate) fn end_pauses(&mut self, at: Monotonic) {
         self.0.values_mut().for_each(|refused| refused.pause_ends_at = refused.pause_ends_at.min(at));
     }
 
@@ -149,7 +149,7 @@ mod tests {
         let mut refused = |worker: &WorkerId| {
             let until = pause_in(refuse(&mut book, &job, *worker, unanswered, at)).unwrap_or(at);
             let pause = (until - at).as_millis();
-            assert!(book.refusals().was_refused_by(job.id, *worker) && book.refusals().was_unanswered(job.id) == unanswered);
+            assert!(book.refusals.was_refused_by(job.id, *worker) && book.refusals.was_unanswered(job.id) == unanswered);
             assert_eq!(pause_in(book.find(&job, at)).is_some(), pause > 0, "it is no refusal to be found twice");
             at = until;
             pause
@@ -173,7 +173,7 @@ mod tests {
         assert!(pause_in(book.find(&job, at)).is_some());
         job.scheduled_at += Duration::from_millis(1);
         assert_eq!(book.find(&job, at), Whereabouts::Waiting);
-        assert!(!book.refusals().was_refused_by(job.id, worker), "it was retried");
+        assert!(!book.refusals.was_refused_by(job.id, worker), "it was retried");
     }
 
     #[test]
@@ -181,12 +181,12 @@ mod tests {
         let (mut book, job, worker, at) = (Book::default(), job(), WorkerId::new(), Monotonic::now());
         refused(&mut book, &job, worker, at);
         book.drop_old(at);
-        assert!(book.refusals().was_refused(&job));
+        assert!(book.refusals.was_refused(&job));
         book.drop_old(at + REMEMBERED_FOR);
-        assert_eq!(book.refusals().len(), 0);
+        assert_eq!(book.refusals.len(), 0);
         refused(&mut book, &job, worker, at);
         book.returned(worker, &[job.id]);
-        assert_eq!(book.refusals().len(), 0);
+        assert_eq!(book.refusals.len(), 0);
     }
 
     #[test]
@@ -194,10 +194,10 @@ mod tests {
         let (mut book, mut at, worker, job) = (Book::default(), Monotonic::now(), WorkerId::new(), job());
         (0..8).for_each(|_| at = refused(&mut book, &job, worker, at).unwrap_or(at));
         assert!(refused(&mut book, &job, worker, at).is_some_and(|until| until > at + Duration::from_secs(1)));
-        book.end_pauses(at);
+        book.refusals.end_pauses(at);
         assert_eq!(book.find(&job, at), Whereabouts::Waiting);
         (0..REMEMBERED + 10).for_each(|_| _ = refused(&mut book, &self::job(), worker, at));
-        assert!(book.refusals().len() == REMEMBERED);
+        assert!(book.refusals.len() == REMEMBERED);
         assert_eq!(refused(&mut book, &self::job(), worker, at), Some(at + PAUSE_WITHOUT_ROOM));
     }
 }

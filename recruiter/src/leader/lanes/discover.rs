@@ -16,10 +16,7 @@ use recruiter_common::{
     store::{Lane, StoreError},
 };
 
-use crate::leader::{
-    database::Database,
-    fleet::{Kind, KindId},
-};
+use crate::leader::{database::Database, fleet::Kind};
 
 /// Maximum number of pairs of a group and a class that are searched without a list, which would cost more.
 const FEW: usize = 200;
@@ -65,39 +62,35 @@ impl Discovery {
     }
 
     /// The lanes that may have jobs which are due at `until`, and that workers of these kinds take. If they are listed in steps, returns
-    /// those of the first groups. [`list_some`](Self::list_some) then returns the others.
+    /// those of the first groups. [`list_some`](Self::list_some) then returns the others, for `all` kinds.
     pub(crate) async fn lanes_of_all(
         &mut self,
         store: &impl Database,
-        all: &[Kind],
-        kinds: &[KindId],
+        all: &[&Kind],
+        kinds: &[&Kind],
         until: Instant,
     ) -> Result<Vec<Lane>, StoreError> {
-        let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
-        let (mut groups, gated) = tokio::try_join!(groups_with_jobs(store, &kinds), store.gated_groups())?;
-        groups.extend(taken_groups(&kinds, gated.iter().cloned()));
+        let (mut groups, gated) = tokio::try_join!(groups_with_jobs(store, kinds), store.gated_groups())?;
+        groups.extend(taken_groups(kinds, gated.iter().cloned()));
         self.gated = gated;
-        self.list(store, all, &kinds, groups, until).await
+        self.list(store, all, kinds, groups, until).await
     }
 
-    /// Like [`lanes_of_all`](Self::lanes_of_all), in these groups only.
+    /// Like [`lanes_of_all`](Self::lanes_of_all), for all kinds, in these groups only.
     pub(crate) async fn lanes_of_groups(
         &mut self,
         store: &impl Database,
-        all: &[Kind],
-        kinds: &[KindId],
-        groups: &BTreeSet<String>,
+        all: &[&Kind],
+        groups: BTreeSet<String>,
         until: Instant,
     ) -> Result<Vec<Lane>, StoreError> {
-        let kinds: Vec<&Kind> = kinds.iter().map(|kind| &all[*kind]).collect();
-        let groups = taken_groups(&kinds, groups.iter().cloned());
-        self.list(store, all, &kinds, groups, until).await
+        self.list(store, all, all, taken_groups(all, groups), until).await
     }
 
     async fn list(
         &mut self,
         store: &impl Database,
-        all: &[Kind],
+        all: &[&Kind],
         kinds: &[&Kind],
         groups: BTreeSet<String>,
         until: Instant,
@@ -123,16 +116,16 @@ impl Discovery {
 
     /// The lanes of the next groups of the current full scan, for at most [`STEP`] and one more part. Hints and free workers need not wait
     /// until thousands of groups are listed.
-    pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[Kind]) -> Result<Vec<Lane>, StoreError> {
-        let (began, kinds) = (Monotonic::now(), kinds.iter().collect::<Vec<_>>());
+    pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[&Kind]) -> Result<Vec<Lane>, StoreError> {
+        let began = Monotonic::now();
         let mut lanes = Vec::new();
         while self.is_incomplete() && began.elapsed() < STEP {
             let groups = self.next_groups();
-            lanes.extend(lanes_without_gate(store, &kinds, &groups).await?);
+            lanes.extend(lanes_without_gate(store, kinds, &groups).await?);
             lanes.extend(lanes_with_gate(store, groups.intersection(&self.gated)).await?);
             self.unlisted.retain(|group| !groups.contains(group));
         }
-        lanes.retain(|lane| is_taken(&kinds, lane));
+        lanes.retain(|lane| is_taken(kinds, lane));
         Ok(lanes)
     }
 

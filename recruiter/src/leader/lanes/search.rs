@@ -8,12 +8,14 @@ use std::{
 
 use chrono::TimeDelta;
 use recruiter_common::{
-    ids::JobId,
     instant::Instant,
     store::{DueJobs, Lane, ScheduledJob, StoreError},
 };
 
-use super::{Lanes, Search, StaleLanes, is_of_line};
+use super::{
+    Lanes,
+    windows::{Search, StaleLanes, is_of_line},
+};
 use crate::leader::{
     admission::Admission,
     book::{Book, Whereabouts},
@@ -36,19 +38,6 @@ const MOST_LANES: usize = 500;
 /// Maximum number of jobs that one search of limited lanes asks for.
 const MOST_ENTRIES: usize = 20_000;
 
-/// What the searches of one round leave to the next.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Searches {
-    /// Whether limited lanes with room are left to search.
-    pub(crate) has_unsearched: bool,
-    /// Groups that hints had named when the scan of this round began.
-    pub(crate) hinted: BTreeSet<String>,
-    /// Jobs that the searches of this round have found, and that were due without a hint.
-    pub(crate) unannounced: HashSet<JobId>,
-    /// Maximum number of jobs in one search; `None` while MongoDB is fast enough.
-    at_most: Option<usize>,
-}
-
 /// The searches of one round.
 pub(crate) struct Searching<'a, D> {
     pub(crate) store: &'a D,
@@ -58,7 +47,6 @@ pub(crate) struct Searching<'a, D> {
     pub(crate) lanes: &'a mut Lanes,
     pub(crate) admission: &'a mut Admission,
     pub(crate) book: &'a mut Book,
-    pub(crate) searches: &'a mut Searches,
     pub(crate) now: Instant,
     /// A search finds jobs that become due until then.
     pub(crate) until: Instant,
@@ -66,17 +54,26 @@ pub(crate) struct Searching<'a, D> {
 }
 
 impl<D: Database> Searching<'_, D> {
+    /// Lists the lanes that may have jobs, and fills their windows.
+    pub(crate) async fn run(&mut self) -> Result<(), StoreError> {
+        self.lanes.discover(self.store, self.kinds, self.now, self.until).await?;
+        self.fill().await?;
+        self.lanes.windows.forget_before();
+        self.lanes.hinted.clear();
+        Ok(())
+    }
+
     /// Fills the stale windows of lanes that workers which accept jobs take.
-    pub(crate) async fn fill(&mut self) -> Result<(), StoreError> {
-        self.searches.has_unsearched = self.lanes.wake(self.slots, self.kinds, self.admission, self.now, self.at);
-        let sets = self.lanes.stale(self.slots, self.admission, self.now, self.at);
+    async fn fill(&mut self) -> Result<(), StoreError> {
+        self.lanes.has_unsearched = self.lanes.windows.wake(self.slots, self.kinds, self.admission, self.now, self.at);
+        let sets = self.lanes.windows.stale(self.slots, self.admission, self.now, self.at);
         if sets.is_empty() {
             return Ok(());
         }
         let searched: HashSet<Lane> = sets.iter().flat_map(|(_, lanes)| lanes).cloned().collect();
         self.search_sets(sets).await?;
         // The first searches may have removed jobs from windows, so that further lanes are needed to fill the slots.
-        let mut sets = self.lanes.stale(self.slots, self.admission, self.now, self.at);
+        let mut sets = self.lanes.windows.stale(self.slots, self.admission, self.now, self.at);
         sets.iter_mut().for_each(|(_, lanes)| lanes.retain(|lane| !searched.contains(lane)));
         self.search_sets(sets).await
     }
@@ -88,11 +85,11 @@ impl<D: Database> Searching<'_, D> {
         let most = (slots * LANES_PER_SLOT).clamp(FEWEST_LANES, MOST_LANES);
         // If only some are searched, the most urgent ones come first.
         lanes.sort_by_key(|(lane, _)| Reverse(lane.priority));
-        self.searches.has_unsearched |= lanes.len() > most;
+        self.lanes.has_unsearched |= lanes.len() > most;
         lanes.truncate(most);
         let (lines, mut lanes): (Vec<_>, Vec<_>) = lanes.into_iter().partition(|(lane, _)| is_of_line(lane));
         self.search_lines(lines.into_iter().map(|(lane, _)| lane).collect()).await?;
-        let (refused, share) = (self.book.refusals().len(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
+        let (refused, share) = (self.book.refusals.len(), (MOST_ENTRIES / lanes.len().max(1)).max(FEWEST));
         for (lane, limit) in &mut lanes {
             // The first jobs of the lane may be in flight or paused. A permit in use will be free for another job soon.
             let held = self.admission.held(lane);
@@ -119,7 +116,7 @@ impl<D: Database> Searching<'_, D> {
             Ok(answers) => answers,
             Err(error) if error.is_too_slow() => {
                 tracing::warn!(lanes = lanes.len(), "a search for due jobs of limited lanes took too long; the next full scan repeats it");
-                self.searches.has_unsearched = false;
+                self.lanes.has_unsearched = false;
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -133,7 +130,7 @@ impl<D: Database> Searching<'_, D> {
             if search.is_fruitless && until > self.now {
                 full.push((lane.clone(), limit, search.next_due));
             }
-            self.lanes.fill(&[lane], &mut search, self.at);
+            self.lanes.windows.fill(&[lane], &mut search, self.at);
         }
         Ok(Some(full))
     }
@@ -149,7 +146,7 @@ impl<D: Database> Searching<'_, D> {
             Ok(heads) => heads,
             Err(error) if error.is_too_slow() => {
                 tracing::warn!(lines = lanes.len(), "a search for the first jobs of lines took too long; the next full scan repeats it");
-                self.searches.has_unsearched = false;
+                self.lanes.has_unsearched = false;
                 return Ok(());
             }
             Err(error) => return Err(error),
@@ -169,7 +166,7 @@ impl<D: Database> Searching<'_, D> {
             // Behind the head there may be others.
             let end = jobs.first().map(ScheduledJob::position);
             let mut search = Search { is_behind, ..self.sort(DueJobs { jobs, end }, self.until) };
-            self.lanes.fill(&[lane], &mut search, self.at);
+            self.lanes.windows.fill(&[lane], &mut search, self.at);
         }
         Ok(())
     }
@@ -205,7 +202,7 @@ impl<D: Database> Searching<'_, D> {
         for (able, lanes) in sets {
             let wanted = slots_of(&mut able.iter());
             if together.is_enough(wanted, &lanes, self.now) {
-                self.lanes.fill(&lanes, &mut together, self.at);
+                self.lanes.windows.fill(&lanes, &mut together, self.at);
                 continue;
             }
             let mut search = if is_one {
@@ -221,7 +218,7 @@ impl<D: Database> Searching<'_, D> {
                 let is_fruitless = !due.fills(wanted, &lanes, self.now);
                 search = Search { next_due, is_fruitless, ..due };
             }
-            self.lanes.fill(&lanes, &mut search, self.at);
+            self.lanes.windows.fill(&lanes, &mut search, self.at);
         }
         Ok(())
     }
@@ -229,18 +226,18 @@ impl<D: Database> Searching<'_, D> {
     /// Searches these lanes for enough jobs to fill `slots`. Returns `None` if MongoDB takes too long. The next search then asks for fewer
     /// jobs.
     async fn search(&mut self, lanes: &[Lane], until: Instant, slots: usize) -> Result<Option<Search>, StoreError> {
-        let limit = slots + (slots * self.store.surplus_per_slot()).min(MOST_SURPLUS) + self.book.in_flight() + self.book.refusals().len();
-        let limit = limit.min(self.searches.at_most.unwrap_or(usize::MAX));
+        let limit = slots + (slots * self.store.surplus_per_slot()).min(MOST_SURPLUS) + self.book.in_flight() + self.book.refusals.len();
+        let limit = limit.min(self.lanes.at_most.unwrap_or(usize::MAX));
         let answer = match self.store.due_jobs(lanes, until, limit).await {
             Ok(answer) => answer,
             Err(error) if error.is_too_slow() => {
-                self.searches.at_most = Some((limit / 2).max(FEWEST));
+                self.lanes.at_most = Some((limit / 2).max(FEWEST));
                 tracing::warn!(limit, lanes = lanes.len(), "a search for due jobs took too long; the next search asks for fewer jobs");
                 return Ok(None);
             }
             Err(error) => return Err(error),
         };
-        self.searches.at_most = self.searches.at_most.map(|most| most * 2).filter(|most| *most < MOST_SURPLUS * 4);
+        self.lanes.at_most = self.lanes.at_most.map(|most| most * 2).filter(|most| *most < MOST_SURPLUS * 4);
         Ok(Some(self.sort(answer, until)))
     }
 
@@ -249,13 +246,13 @@ impl<D: Database> Searching<'_, D> {
         let mut search = Search { end: answer.end, horizon: until, ..Search::default() };
         let due_before = self.store.now() - ANNOUNCED_AFTER;
         for job in answer.jobs {
-            let found = search.found.entry(self.lanes.lane_of(&job)).or_default();
+            let found = search.found.entry(self.lanes.windows.lane_of(&job)).or_default();
             match self.book.find(&job, self.at) {
                 Whereabouts::InFlight => {}
                 Whereabouts::PausedUntil(again) => found.pause_ends_at = found.pause_ends_at.into_iter().chain([again]).min(),
                 Whereabouts::Waiting => {
                     if job.scheduled_at <= due_before && self.is_unannounced(&job) {
-                        self.searches.unannounced.insert(job.id);
+                        self.lanes.unannounced.insert(job.id);
                     }
                     found.jobs.push_back(job);
                 }
@@ -266,6 +263,6 @@ impl<D: Database> Searching<'_, D> {
 
     /// Whether the scan of this round is the first that has found this job, and no hint has named the job's group since the last scan.
     fn is_unannounced(&self, job: &ScheduledJob) -> bool {
-        self.lanes.had_missed(job, self.kinds) && !self.searches.hinted.contains(&job.group) && !self.book.refusals().was_refused(job)
+        self.lanes.windows.had_missed(job, self.kinds) && !self.lanes.hinted.contains(&job.group) && !self.book.refusals.was_refused(job)
     }
 }

@@ -285,7 +285,7 @@ impl World {
 
     fn note_sleeping(&mut self) {
         let jobs = &self.memory.data.borrow().jobs;
-        self.slept.extend((0..jobs.len()).filter(|job| self.assigning.lanes.sleeps(&jobs[*job].job)));
+        self.slept.extend((0..jobs.len()).filter(|job| self.assigning.lanes.windows.sleeps(&jobs[*job].job)));
     }
 
     /// Updates which jobs and slots the recruiter knows after these hints.
@@ -314,7 +314,7 @@ impl World {
 
     /// Checks the properties (a), (c), (d) and (e).
     fn check(&self) {
-        if self.assigning.lanes.has_job_behind_end() {
+        if self.assigning.lanes.windows.has_job_behind_end() {
             self.memory.broken("(d) a window has a job after its end");
         }
         let (now, wakes_at) = (self.now(), self.wakes_at());

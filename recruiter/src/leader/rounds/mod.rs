@@ -1,6 +1,8 @@
 //! The loop of rounds: runs a round, and then waits for the next trigger.
 
+mod assign;
 mod keep_alive;
+mod read;
 pub(crate) mod round;
 pub(crate) mod trigger;
 mod unannounced;

@@ -12,7 +12,7 @@ use recruiter_common::{
 const ALARMS: usize = 10_000;
 
 /// The changes since the last round, as far as hints and alarms report them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Trigger {
     /// Hints may have been missed, or a full scan is due.
     pub(crate) full_scan: bool,
@@ -37,15 +37,7 @@ pub(crate) struct Trigger {
 impl Trigger {
     /// Whether no change was reported.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.full_scan
-            && !self.unannounced
-            && !self.workers
-            && !self.refused
-            && self.groups.is_empty()
-            && self.announced.is_empty()
-            && self.left.is_empty()
-            && self.returned.is_empty()
-            && !self.settings
+        *self == Self::default()
     }
 
     /// Adds groups with due jobs.

@@ -7,6 +7,8 @@
 //! A hint about new jobs that wait names them, and only these are read. A scan finds what hints have missed: it lists the jobs that wait, and
 //! looks up the jobs that they wait for. If a scan takes long, the next one is due after [`RARER`] times its duration.
 
+mod table;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     time::{Duration, Instant as Monotonic},
@@ -24,7 +26,7 @@ use recruiter_common::{
 };
 use tokio::sync::mpsc;
 
-use super::waiting::{Decision, Table};
+use self::table::{Decision, Table};
 
 /// The next scan is due after this many times the duration of the last one, if that is longer than the poll interval.
 const RARER: u32 = 20;
