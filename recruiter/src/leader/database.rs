@@ -16,26 +16,49 @@ use recruiter_common::{
 /// Number of further jobs per slot that a search asks for, so that the next rounds need not search.
 const SURPLUS_PER_SLOT: usize = 3;
 
-/// The operations of a round. Each is the operation of [`Store`] with this name.
-pub(crate) trait Database {
-    /// The server's time.
-    fn now(&self) -> Instant;
+/// Declares the operations of a round. Each is the operation of [`Store`] with this name.
+macro_rules! operations {
+    ($(async fn $name:ident(&self $(, $argument:ident: $of:ty)*) -> $answer:ty;)*) => {
+        /// What a round uses.
+        pub(crate) trait Database {
+            /// The server's time.
+            fn now(&self) -> Instant;
 
-    /// The monotonic clock of this process.
-    fn monotonic(&self) -> Monotonic {
-        Monotonic::now()
-    }
+            /// The monotonic clock of this process.
+            fn monotonic(&self) -> Monotonic {
+                Monotonic::now()
+            }
 
-    /// Number of further jobs per slot that a search asks for.
-    fn surplus_per_slot(&self) -> usize {
-        SURPLUS_PER_SLOT
-    }
+            /// Number of further jobs per slot that a search asks for.
+            fn surplus_per_slot(&self) -> usize {
+                SURPLUS_PER_SLOT
+            }
 
-    /// Whether this worker gets its hints without a channel.
-    fn is_linked(&self, _worker: WorkerId) -> bool {
-        false
-    }
+            /// Whether this worker gets its hints without a channel.
+            fn is_linked(&self, _worker: WorkerId) -> bool {
+                false
+            }
 
+            $(async fn $name(&self $(, $argument: $of)*) -> $answer;)*
+        }
+
+        impl Database for Store {
+            fn now(&self) -> Instant {
+                self.now()
+            }
+
+            fn is_linked(&self, worker: WorkerId) -> bool {
+                self.is_linked(worker)
+            }
+
+            $(async fn $name(&self $(, $argument: $of)*) -> $answer {
+                self.$name($($argument),*).await
+            })*
+        }
+    };
+}
+
+operations! {
     async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError>;
     async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError>;
     async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError>;
@@ -55,90 +78,4 @@ pub(crate) trait Database {
     async fn running_without_permit(&self, groups: &[String]) -> Result<HashMap<String, u64>, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;
     async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool;
-}
-
-impl Database for Store {
-    fn now(&self) -> Instant {
-        self.now()
-    }
-
-    fn is_linked(&self, worker: WorkerId) -> bool {
-        self.is_linked(worker)
-    }
-
-    async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
-        self.available_workers(term).await
-    }
-
-    async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError> {
-        self.rounds_of(workers).await
-    }
-
-    async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError> {
-        self.channels().await
-    }
-
-    async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
-        self.groups().await
-    }
-
-    async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
-        self.gated_groups().await
-    }
-
-    async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError> {
-        self.waiting_lanes().await
-    }
-
-    async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError> {
-        self.lanes_of(group, most).await
-    }
-
-    async fn gated_lanes_of(&self, group: &str) -> Result<Vec<Lane>, StoreError> {
-        self.gated_lanes_of(group).await
-    }
-
-    async fn due_jobs(&self, lanes: &[Lane], until: Instant, limit: usize) -> Result<DueJobs, StoreError> {
-        self.due_jobs(lanes, until, limit).await
-    }
-
-    async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
-        self.due_jobs_of_each(lanes, until).await
-    }
-
-    async fn heads_of_lines(&self, gates: &[&str]) -> Result<HashMap<String, Head>, StoreError> {
-        self.heads_of_lines(gates).await
-    }
-
-    async fn halted_lines(&self, gates: &[&str]) -> Result<HashMap<String, Pause>, StoreError> {
-        self.halted_lines(gates).await
-    }
-
-    async fn settings(&self) -> Result<Settings, StoreError> {
-        self.settings().await
-    }
-
-    async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
-        self.prepare_limited_jobs().await
-    }
-
-    async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<(), StoreError> {
-        self.keep_cells(term, cells, fast).await
-    }
-
-    async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError> {
-        self.permit_holders().await
-    }
-
-    async fn running_without_permit(&self, groups: &[String]) -> Result<HashMap<String, u64>, StoreError> {
-        self.running_without_permit(groups).await
-    }
-
-    async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
-        self.assign_if_available(term, round, planned).await
-    }
-
-    async fn announce_hints_to(&self, hints: Vec<(Channel, Hint)>) -> bool {
-        self.announce_hints_to(hints).await
-    }
 }
