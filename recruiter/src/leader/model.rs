@@ -6,6 +6,7 @@
 //! | job | group, class, gate, priority, date; absent, announced and not visible yet, due, or locked |
 //! | worker | groups, classes, slots; it takes an assignment, starts all of its jobs or none, offers its slots again, leaves, or does nothing |
 //! | hint | is received before the next round, or is lost; it may announce a job that becomes visible later, or never |
+//! | limit | of the gate: none that matters, or one; MongoDB refuses an assignment with a permit that another worker holds |
 //! | search | asks for `ahead` jobs per free slot beyond the first (0 to 3), so that windows end before their lane does |
 //! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
@@ -34,7 +35,8 @@
 //! only among the lanes that are awake.
 //!
 //! The model does not contain: more jobs than the caches keep (`REMEMBERED`), searches that take too long, lanes that are listed in steps,
-//! jobs that are assigned ahead, and failovers. In all these cases the next full scan finds the jobs.
+//! and jobs that are assigned ahead. In all these cases the next full scan finds the jobs. A new leader, which begins with a full scan, is
+//! part of the random walks only.
 
 mod memory;
 mod world;
@@ -191,8 +193,14 @@ fn walk(seed: u64, steps: usize) -> usize {
     let workers: Vec<WorkerSpec<'_>> = (0..12).map(|_| all[below(5)]).collect();
     let mut world = World::new(below(4), &workers, &jobs);
     world.assigning.lanes.windows.crowd = [0, 2, usize::MAX][below(3)];
+    if below(3) == 0 {
+        world.memory.capacity = 1;
+    }
     (0..below(60)).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
     for _ in 0..steps {
+        if below(50) == 0 {
+            world.step(Event::Failover, Hints::Round);
+        }
         let mut events = world.events();
         // All kinds of events are equally frequent, except the kinds that soon leave no jobs or workers.
         let mut kinds: Vec<_> = Vec::new();

@@ -10,7 +10,7 @@ use bson::oid::ObjectId;
 use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    limits::{LARGEST_CAPACITY, Limit, Pause, Settings},
+    limits::{Limit, Pause, Settings},
     roster::{AvailableWorker, PermitHolder, WorkOn},
     store::{AssignedJobs, Channel, DueJobs, FastLimits, Head, Hint, Lane, Planned, RateCell, ScheduledJob, StoreError},
 };
@@ -85,6 +85,10 @@ pub(super) struct Worker {
     pub(super) given: Vec<usize>,
     /// Number of its known slots that stay free.
     pub(super) spare: u32,
+    /// The permits of its jobs, if the limits of the gates are one.
+    pub(super) permits: BTreeMap<usize, Vec<String>>,
+    /// Whether it holds permits, as far as the recruiter knows.
+    pub(super) is_known_holder: bool,
 }
 
 impl Worker {
@@ -104,7 +108,13 @@ impl Worker {
             known: 0,
             given: Vec::new(),
             spare: 0,
+            permits: BTreeMap::new(),
+            is_known_holder: false,
         }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.permits.values().flatten().cloned().collect()
     }
 
     pub(super) fn takes(&self, job: &ScheduledJob) -> bool {
@@ -137,6 +147,8 @@ impl Data {
 pub(super) struct Memory {
     pub(super) start: Monotonic,
     pub(super) surplus_per_slot: usize,
+    /// The capacity of each gate.
+    pub(super) capacity: u32,
     /// Number of searches whose answer did not contain all jobs.
     pub(super) cut: RefCell<usize>,
     pub(super) data: RefCell<Data>,
@@ -198,6 +210,7 @@ impl Database for Memory {
     async fn available_workers(&self, _: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError> {
         let available = |(number, worker): (usize, &Worker)| {
             let Worker { work_on, classes, free, round, .. } = worker.clone();
+            let permits = worker.names();
             let (id, channel, lease) = (id(number).into(), Channel::default(), Duration::from_secs(1_000_000));
             let offers = worker.is_registered && worker.is_available && free > 0;
             offers.then_some(AvailableWorker {
@@ -208,7 +221,7 @@ impl Database for Memory {
                 prefetch: 0,
                 class_slots: Vec::new(),
                 prefetched: Vec::new(),
-                held_permits: Some(Vec::new()),
+                held_permits: Some(permits),
                 round,
                 channel,
                 last_seen_at: None,
@@ -277,7 +290,7 @@ impl Database for Memory {
     }
 
     async fn settings(&self) -> Result<Settings, StoreError> {
-        let limit = Limit { capacity: Some(LARGEST_CAPACITY), rate: None };
+        let limit = Limit { capacity: Some(self.capacity), rate: None };
         let gates: BTreeSet<String> = self.data.borrow().jobs.iter().filter_map(|job| job.job.gate.clone()).collect();
         Ok(Settings { limits: gates.into_iter().map(|gate| (gate, limit)).collect(), ..Settings::default() })
     }
@@ -291,7 +304,9 @@ impl Database for Memory {
     }
 
     async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError> {
-        Ok(Vec::new())
+        let data = self.data.borrow();
+        let holders = data.workers.iter().enumerate().filter(|(_, worker)| !worker.permits.is_empty());
+        Ok(holders.map(|(number, worker)| PermitHolder { worker: id(number).into(), permits: worker.names(), jobs: Vec::new() }).collect())
     }
 
     async fn running_without_permit(&self, _: &[String]) -> Result<HashMap<String, u64>, StoreError> {
@@ -302,16 +317,24 @@ impl Database for Memory {
         let mut data = self.data.borrow_mut();
         let Data { now, jobs, workers } = &mut *data;
         let (mut once, mut won) = (HashSet::new(), Vec::new());
-        for AssignedJobs { worker: id, jobs: given, .. } in planned.iter().map(|planned| &planned.assignment) {
+        for AssignedJobs { worker: id, jobs: given, permits } in planned.iter().map(|planned| &planned.assignment) {
             let (this, given): (_, Vec<usize>) = (number(*id), given.iter().map(|job| number(*job)).collect());
             let is_elsewhere = |job: &usize| {
                 let has = |worker: &Worker| worker.assigned.contains(job) && *now - worker.assigned_at < IN_FLIGHT_FOR;
                 workers.iter().enumerate().any(|(other, worker)| other != this && worker.is_registered && has(worker))
             };
             let elsewhere = given.iter().copied().find(is_elsewhere);
+            let held: Vec<String> = workers.iter().flat_map(Worker::names).collect();
             let worker = &mut workers[this];
-            if !(worker.is_registered && worker.is_available) {
+            // The unique index refuses a permit that is held.
+            if !(worker.is_registered && worker.is_available)
+                || permits.values().flat_map(|permit| &permit.names).any(|name| held.contains(name))
+            {
                 continue;
+            }
+            if self.capacity == 1 {
+                worker.permits.extend(permits.iter().map(|(job, permit)| (number(*job), permit.names.clone())));
+                worker.is_known_holder = !worker.permits.is_empty();
             }
             let is_taken = given.iter().all(|job| worker.takes(&jobs[*job].job) && once.insert(*job));
             if !is_taken || given.len() > worker.free as usize || elsewhere.is_some() {

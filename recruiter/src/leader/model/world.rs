@@ -13,11 +13,13 @@ use std::{
 
 use recruiter_common::{
     ids::LeaseTerm,
-    store::{Hint, ScheduledJob},
+    limits::LARGEST_CAPACITY,
+    store::{AssignedJobs, Hint, KeptCells, ScheduledJob},
 };
 
 use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, State, Worker, WorkerSpec, date, id};
 use crate::leader::{
+    admission::Admission,
     book::Whereabouts,
     database::Database as _,
     rounds::{
@@ -62,6 +64,8 @@ pub(super) enum Event {
     Join(usize),
     /// A worker leaves, and its jobs are due again.
     Leave(usize),
+    /// Another recruiter leads. Not among `events`, because it can happen at any time.
+    Failover,
     /// The next round begins without a hint.
     Wait,
 }
@@ -100,7 +104,14 @@ impl World {
         let workers = workers.iter().map(|worker| Worker::new(*worker)).collect();
         let data = RefCell::new(Data { now: START, jobs, workers });
         Self {
-            memory: Memory { start: Monotonic::now(), surplus_per_slot, cut: RefCell::default(), data, broken: RefCell::default() },
+            memory: Memory {
+                start: Monotonic::now(),
+                surplus_per_slot,
+                capacity: LARGEST_CAPACITY,
+                cut: RefCell::default(),
+                data,
+                broken: RefCell::default(),
+            },
             assigning: Assigning::default(),
             slept: HashSet::new(),
             trigger: Trigger::default(),
@@ -197,11 +208,12 @@ impl World {
             Event::Start(worker) | Event::Refuse(worker) => {
                 let starts = |job: &Job| event == Event::Start(worker) && job.state == State::Due && job.job.scheduled_at <= date(now);
                 let (mut has_left_jobs, is_late) = (false, now - data.workers[worker].assigned_at >= SCAN_AFTER);
-                for job in mem::take(&mut data.workers[worker].assigned) {
-                    let job = &mut data.jobs[job];
+                for number in mem::take(&mut data.workers[worker].assigned) {
+                    let job = &mut data.jobs[number];
                     if starts(job) {
                         job.change(State::Locked(worker), None);
                     } else {
+                        data.workers[worker].permits.remove(&number);
                         (job.is_left, has_left_jobs) = (!is_late, true);
                     }
                 }
@@ -217,6 +229,7 @@ impl World {
                 } else {
                     data.jobs[job].change(State::Absent, None);
                 }
+                data.workers[worker].permits.remove(&job);
                 // A worker takes an assignment before it offers slots.
                 if data.workers[worker].assigned.is_empty() {
                     hints.extend(data.offer(worker));
@@ -236,11 +249,37 @@ impl World {
                 let gone = &mut data.workers[worker];
                 let is_late = now - gone.assigned_at >= SCAN_AFTER;
                 (gone.is_registered, gone.has_left) = (false, true);
+                gone.permits.clear();
                 mem::take(&mut gone.assigned).into_iter().for_each(|job| data.jobs[job].is_left = !is_late);
                 hints
             }
+            Event::Failover => {
+                self.fail_over();
+                vec![Hint::Seed]
+            }
             Event::Wait => Vec::new(),
         }
+    }
+
+    /// A new leader knows the settings, the permits in use and the assignments that are not taken yet, and nothing else.
+    fn fail_over(&mut self) {
+        let at = self.memory.monotonic();
+        let settings = at_once(self.memory.settings()).expect("no errors in memory");
+        let holders = at_once(self.memory.permit_holders()).expect("no errors in memory");
+        let Data { now, jobs, workers } = self.memory.data.get_mut();
+        let crowd = self.assigning.lanes.windows.crowd;
+        (self.assigning, self.trigger, self.summary) = Default::default();
+        self.assigning.lanes.windows.crowd = crowd;
+        self.assigning.admission = Admission::begin(settings, &holders, KeptCells::default(), date(*now));
+        for (number, worker) in workers.iter_mut().enumerate() {
+            worker.known = 0;
+            if let Some(round) = worker.round.filter(|_| worker.is_registered && !worker.assigned.is_empty()) {
+                worker.assigned.iter().for_each(|job| jobs[*job].assigned_at = *now);
+                let assigned = worker.assigned.iter().map(|job| id(*job).into()).collect();
+                self.assigning.inherit(round, AssignedJobs::new(id(number).into(), assigned), at);
+            }
+        }
+        jobs.iter_mut().for_each(|job| (job.is_known, job.is_outdated) = (false, false));
     }
 
     fn now(&self) -> i64 {
@@ -306,6 +345,9 @@ impl World {
         }
         for worker in workers {
             (worker.given, worker.spare) = (Vec::new(), 0);
+            if trigger.full_scan || !trigger.left.is_empty() || (worker.is_available && trigger.workers) {
+                worker.is_known_holder = !worker.permits.is_empty();
+            }
             if worker.is_available && (trigger.full_scan || trigger.workers) {
                 worker.known = worker.free;
             }
@@ -324,7 +366,9 @@ impl World {
         if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
             self.memory.broken(&format!("(e) job {number} is in flight for too long"));
         }
-        let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job);
+        // The only permit of each gate. The model has one gate.
+        let is_full = self.memory.capacity == 1 && workers.iter().any(|worker| worker.is_known_holder);
+        let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job) && !(is_full && job.job.gate.is_some());
         for (number, job) in jobs.iter().enumerate().filter(|(_, job)| waits(job)) {
             let ready_at = match book.find(&job.job, self.memory.at(now)) {
                 Whereabouts::PausedUntil(until) => self.memory.milliseconds(until),
