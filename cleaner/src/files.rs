@@ -2,10 +2,7 @@
 
 use bson::oid::ObjectId;
 use chrono::TimeDelta;
-use recruiter_common::{
-    shutdown::Shutdown,
-    store::{Store, StoreError},
-};
+use recruiter_common::store::{Store, StoreError};
 
 use crate::Pass;
 
@@ -21,9 +18,12 @@ pub(crate) struct Files {
     uploads: Walk,
 }
 
-/// The id of the last file that was examined; `None` at the begin.
 #[derive(Debug, Default)]
-struct Walk(Option<ObjectId>);
+struct Walk {
+    /// The last file that was examined; `None` at the begin.
+    after: Option<ObjectId>,
+    is_over: bool,
+}
 
 #[derive(Clone, Copy)]
 enum Examined {
@@ -32,32 +32,29 @@ enum Examined {
 }
 
 impl Files {
-    /// Goes on with both walks. Returns whether they are at their ends: then they begin again with the next pass.
-    pub(crate) async fn tick(&mut self, store: &Store, shutdown: &Shutdown) -> Result<bool, StoreError> {
-        let files = self.files.go_on(Examined::Files, store, shutdown).await?;
-        let uploads = self.uploads.go_on(Examined::Uploads, store, shutdown).await?;
+    /// Goes on with both walks. Returns whether they are at their ends.
+    pub(crate) async fn tick(&mut self, store: &Store, pass: &Pass<'_>) -> Result<bool, StoreError> {
+        let files = self.files.go_on(Examined::Files, store, pass).await?;
+        let uploads = self.uploads.go_on(Examined::Uploads, store, pass).await?;
         if files + uploads > 0 {
             tracing::info!(files, uploads, "deleted files without a job, and uploads that were never finished");
         }
-        Ok(self.files.0.is_none() && self.uploads.0.is_none())
+        Ok(self.files.is_over && self.uploads.is_over)
     }
 }
 
 impl Walk {
     /// Returns the number of deleted files.
-    async fn go_on(&mut self, examined: Examined, store: &Store, shutdown: &Shutdown) -> Result<u64, StoreError> {
+    async fn go_on(&mut self, examined: Examined, store: &Store, pass: &Pass<'_>) -> Result<u64, StoreError> {
         let (before, mut deleted) = (store.now() - OLDER_THAN, 0);
-        let pass = Pass::begin(shutdown);
-        while pass.goes_on() {
+        let mut steps = pass.steps();
+        while !self.is_over && steps.next().is_some() {
             let step = match examined {
-                Examined::Files => store.prune_files(self.0, before, STEP).await?,
-                Examined::Uploads => store.prune_chunks(self.0, before, STEP).await?,
+                Examined::Files => store.prune_files(self.after, before, STEP).await?,
+                Examined::Uploads => store.prune_chunks(self.after, before, STEP).await?,
             };
-            self.0 = step.next;
+            (self.after, self.is_over) = (step.next, step.next.is_none());
             deleted += step.deleted;
-            if step.next.is_none() {
-                break;
-            }
         }
         Ok(deleted)
     }

@@ -21,12 +21,13 @@ use recruiter_common::{
     roster::ProcessIdentity,
     service::Watchdog,
     shutdown::{Shutdown, Wake, pause},
-    store::{CommitSession, ConnectArgs, Store, StoreError},
+    store::{ConnectArgs, Store, StoreError},
     telemetry::{chain, milliseconds},
 };
 
 use crate::{
     config::CleanerArgs,
+    expire::Expiry,
     files::Files,
     rescue::{Rescuer, Sweep},
     retention::Retention,
@@ -40,7 +41,7 @@ const NOT_KEPT_FOR: chrono::TimeDelta = chrono::TimeDelta::minutes(10);
 /// Maximum interval between searches for expired jobs.
 const EXPIRE_EVERY: Duration = Duration::from_secs(5);
 /// How long one pass of a duty begins further steps.
-const PASS: Duration = Duration::from_secs(1);
+const PASS: Duration = Duration::from_millis(500);
 /// Minimum wait after a poll that failed in MongoDB.
 const RETRY: Duration = Duration::from_secs(1);
 /// How long the present steps may take when a stop is requested: less than `TimeoutStopSec=` of the unit. What is not done then is repeated
@@ -78,7 +79,7 @@ async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shu
         tracing::warn!(reason, "--keep-reason names a finish reason that is not built in; only custom retry policies have such");
     }
     let (mut retention, mut files) = (Retention::new(&args.periods()), Files::default());
-    let (mut sweep, mut session) = (Sweep::default(), CommitSession::default());
+    let (mut sweep, mut expiry) = (Sweep::default(), Expiry::default());
     // After the first poll, and after each poll that retired a worker, the next one follows after half the interval:
     // workers that have just registered or restarted are not observed yet.
     let mut is_first = true;
@@ -90,15 +91,16 @@ async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shu
             observations.clear();
             tracing::warn!(error = chain(error), "the poll of the roster failed; trying again");
         }
-        if Monotonic::now() >= sweep_at && is_over(sweep.tick(store, &mut rescuer, &shutdown).await, "the sweep") {
+        if Monotonic::now() >= sweep_at && is_over(sweep.tick(store, &mut rescuer, &Pass::begin(&shutdown)).await, "the sweep") {
             sweep_at = Monotonic::now() + args.sweep_every;
         }
         rescuer.progress();
-        if Monotonic::now() >= expire_at && is_over(expire::tick(store, &mut session, &shutdown).await, "the archiving of expired jobs") {
+        if Monotonic::now() >= expire_at && is_over(expiry.tick(store, &Pass::begin(&shutdown)).await, "the archiving of expired jobs") {
             expire_at = Monotonic::now() + args.sweep_every.min(EXPIRE_EVERY);
         }
         rescuer.progress();
-        if Monotonic::now() >= prune_at && is_over(prune(store, &mut retention, &mut files, &shutdown).await, "the pruning of the archive")
+        if Monotonic::now() >= prune_at
+            && is_over(prune(store, &mut retention, &mut files, &Pass::begin(&shutdown)).await, "the pruning of the archive")
         {
             prune_at = Monotonic::now() + args.prune_every;
         }
@@ -134,10 +136,14 @@ fn is_over(pass: Result<bool, StoreError>, duty: &str) -> bool {
 }
 
 /// Deletes archived jobs whose period of retention has passed, and files without a job. Returns whether none are left.
-async fn prune(store: &Store, retention: &mut Retention, files: &mut Files, shutdown: &Shutdown) -> Result<bool, StoreError> {
+async fn prune(store: &Store, retention: &mut Retention, files: &mut Files, pass: &Pass<'_>) -> Result<bool, StoreError> {
     store.prune_not_kept(store.now() - NOT_KEPT_FOR).await?;
-    let all = retention.tick(store, shutdown).await?;
-    Ok(files.tick(store, shutdown).await? && all)
+    let all = retention.tick(store, pass).await?;
+    let is_over = files.tick(store, pass).await? && all;
+    if is_over {
+        *files = Files::default();
+    }
+    Ok(is_over)
 }
 
 /// One pass of a duty. It ends after a while, or when a stop is requested. Between two passes the cleaner polls the roster.
@@ -151,8 +157,8 @@ impl<'a> Pass<'a> {
         Self { until: Monotonic::now() + PASS, shutdown }
     }
 
-    /// Whether there is time for another step.
-    fn goes_on(&self) -> bool {
-        Monotonic::now() < self.until && !self.shutdown.is_requested()
+    /// The steps of one part of the duty: one, and further ones while there is time. None at a stop.
+    fn steps(&self) -> impl Iterator<Item = u32> {
+        (0..).take_while(|step| !self.shutdown.is_requested() && (*step == 0 || Monotonic::now() < self.until))
     }
 }

@@ -2,7 +2,6 @@
 
 use recruiter_common::{
     instant::Instant,
-    shutdown::Shutdown,
     store::{Store, StoreError},
 };
 
@@ -12,10 +11,9 @@ use crate::Pass;
 const BATCH: i64 = 1_000;
 
 /// Deletes jobs that ended before `before`. Returns whether none are left.
-pub(crate) async fn tick(store: &Store, before: Instant, shutdown: &Shutdown) -> Result<bool, StoreError> {
+pub(crate) async fn tick(store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bool, StoreError> {
     let (mut count, mut all) = (0, false);
-    let pass = Pass::begin(shutdown);
-    while pass.goes_on() {
+    for _ in pass.steps() {
         match store.prune_archived(before, BATCH).await? {
             0 => {
                 all = true;

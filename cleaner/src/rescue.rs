@@ -159,14 +159,18 @@ async fn finish_retirement(store: &Store, rescue: &mut Rescue, worker: &Register
 /// Ends those of these jobs that a dead worker has locked, in steps: the jobs of a step are in memory. Returns whether that was all; not if a
 /// stop is requested.
 async fn end_held(store: &Store, rescue: &mut Rescue, worker: WorkerId, jobs: &[JobId]) -> Result<bool, StoreError> {
-    let sizes = store.sizes_by_id(jobs).await?;
-    let size = |job: &JobId| sizes.get(job).copied().unwrap_or_default();
-    for step in cut(jobs.to_vec(), STEP, BATCH_BYTES, size) {
+    for some in jobs.chunks(STEP) {
         if !rescue.goes_on() {
             return Ok(false);
         }
-        let held = store.held_by(worker, &step).await?;
-        end_all(store, &mut rescue.session, held).await?;
+        let sizes = store.sizes_by_id(some).await?;
+        for step in cut(some.to_vec(), STEP, BATCH_BYTES, |job| sizes.get(job).copied().unwrap_or_default()) {
+            if !rescue.goes_on() {
+                return Ok(false);
+            }
+            let held = store.held_by(worker, &step).await?;
+            end_all(store, &mut rescue.session, held).await?;
+        }
     }
     Ok(true)
 }
@@ -212,7 +216,7 @@ impl Rescuer {
         pass: &Pass<'_>,
         orphans: &mut HashMap<WorkerId, Vec<JobId>>,
     ) -> Result<Option<JobId>, StoreError> {
-        while pass.goes_on() {
+        for _ in pass.steps() {
             self.progress();
             let LockedJobs { documents, registered, next } = self.store.locked_jobs(after).await?;
             for document in documents {
@@ -289,9 +293,9 @@ pub(crate) struct Sweep(Option<JobId>);
 impl Sweep {
     /// Goes on. Has the jobs rescued whose holder is not in the roster: the roster document was deleted by hand or rolled back. Unlocks jobs
     /// that have no holder. Returns whether the sweep is at its end: then it begins again with the next pass, as it does after an error.
-    pub(crate) async fn tick(&mut self, store: &Store, rescuer: &mut Rescuer, shutdown: &Shutdown) -> Result<bool, StoreError> {
+    pub(crate) async fn tick(&mut self, store: &Store, rescuer: &mut Rescuer, pass: &Pass<'_>) -> Result<bool, StoreError> {
         let mut orphans = HashMap::new();
-        let position = rescuer.find_orphans(self.0.take(), &Pass::begin(shutdown), &mut orphans).await;
+        let position = rescuer.find_orphans(self.0.take(), pass, &mut orphans).await;
         if !orphans.is_empty() {
             let count: usize = orphans.values().map(Vec::len).sum();
             tracing::warn!(count, "jobs are locked by workers that are not in the roster");

@@ -14,7 +14,6 @@ use chrono::TimeDelta;
 use recruiter_common::{
     instant::Instant,
     job::FinishReason,
-    shutdown::Shutdown,
     store::{Covered, OtherClasses, Reasons, RetentionPosition, Store, StoreError},
 };
 
@@ -94,17 +93,17 @@ impl Retention {
     }
 
     /// Deletes what has passed its period. Returns whether none of it is left.
-    pub(crate) async fn tick(&mut self, store: &Store, shutdown: &Shutdown) -> Result<bool, StoreError> {
+    pub(crate) async fn tick(&mut self, store: &Store, pass: &Pass<'_>) -> Result<bool, StoreError> {
         let now = store.now();
         // A period longer than dates can express never passes.
         let before = |period: Duration| TimeDelta::from_std(period).ok().and_then(|period| now.checked_sub_signed(period));
         let mut all = match before(self.longest) {
-            Some(before) => prune::tick(store, before, shutdown).await?,
+            Some(before) => prune::tick(store, before, pass).await?,
             None => true,
         };
         for walk in &mut self.walks {
             if let Some(before) = before(walk.period) {
-                all &= walk.tick(store, before, shutdown).await?;
+                all &= walk.tick(store, before, pass).await?;
             }
         }
         Ok(all)
@@ -112,10 +111,9 @@ impl Retention {
 }
 
 impl Walk {
-    async fn tick(&mut self, store: &Store, before: Instant, shutdown: &Shutdown) -> Result<bool, StoreError> {
+    async fn tick(&mut self, store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bool, StoreError> {
         let (mut count, mut all) = (0, false);
-        let pass = Pass::begin(shutdown);
-        while pass.goes_on() {
+        for _ in pass.steps() {
             let step = store.prune_covered(&self.covered, self.position, before, STEP).await?;
             count += step.deleted;
             if step.next.is_none() {

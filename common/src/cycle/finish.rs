@@ -409,7 +409,8 @@ impl Store {
         .await?;
         let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
         let is_unlocked = |job: &Rescheduling| unlocked.contains(&(job.claim.job, job.claim.start));
-        self.follow_rescheduled(batch.iter().filter(|job| is_unlocked(job))).await;
+        // A release leaves no trace of its start, so it may have been written. A hint too many is harmless.
+        self.follow_rescheduled(batch.iter().filter(|job| job.history.is_none() || is_unlocked(job))).await;
         Ok(batch.iter().map(|job| if is_unlocked(job) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
     }
 
