@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(advance.runs[0].get_object_id("job").ok().map(JobId::from), Some(id_of_slot("a", at(60_000))));
     }
 
-    /// Every slot is handled once, in order, whatever the times at which the leader looks: a model that goes through all minutes.
+    /// Every slot is handled once, in order, at any times at which the leader reads: a model that goes through all minutes.
     #[test]
     fn whatever_the_times_of_the_looks_every_slot_is_run_or_counted_once() {
         use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};

@@ -2,6 +2,11 @@
 //!
 //! An item gets the verdict that a single job would get. A bundle with pending items is rescheduled, unless it was cancelled. A bundle uses
 //! the same parts as a single job: an attempt calls one or the other.
+//!
+//! Before each item the worker checks whether it should stop and whether its lease still holds, as before a start. On a stop, the item that
+//! runs may end within the grace, and the rest is rescheduled at once. A rescheduled bundle is due after the longest delay that one of its
+//! items needs. The run counts as an attempt if an item failed that will be retried, or at the memory limit. `job/bundle.rs` says what is
+//! recorded, and what a death costs.
 
 use std::sync::Arc;
 

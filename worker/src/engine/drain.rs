@@ -3,6 +3,10 @@
 //!
 //! After a stop request or at the memory limit the session takes no more jobs. Its jobs may continue for the grace period, and are
 //! cancelled then. The roster keeps naming the jobs that have not ended, so that a cleaner rescues them.
+//!
+//! A worker that could not end or write everything (a thread that cannot be killed, a MongoDB that is away) leaves its roster document. At the
+//! memory limit, a start that the drain interrupts counts as an attempt: otherwise a job that exhausts the memory would run again without
+//! end.
 
 use std::time::{Duration, Instant as Monotonic};
 

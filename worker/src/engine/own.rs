@@ -2,6 +2,10 @@
 //!
 //! A session with own jobs gets no assignments from the recruiter. It reads, starts, runs and records its jobs as every session does: the
 //! roster names them, a heartbeat proves that they are running, and a cleaner rescues them if the process dies.
+//!
+//! The job is enqueued with a date ten seconds ahead, so that no recruiter assigns it meanwhile. The start repeats that date instead of a
+//! comparison with the server's clock, so it loses if an operator changes the date. A job that is not started here is made due by a write that
+//! names the date and `attempts: 0`. If that write is lost, or the process dies before it, the job is due at its date.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -45,7 +49,7 @@ struct Caller {
     answer: oneshot::Sender<OwnEnd>,
     /// The date under which the job was enqueued.
     due: Instant,
-    /// Whether the job is executed here. Then it is not for the workers, whatever becomes of the session.
+    /// Whether the job is executed here. Then it is not for the workers, also after the end of the session.
     is_entered: bool,
 }
 

@@ -6,7 +6,7 @@
 //! is the first of the line.
 //!
 //! The roster names every permit that is held here. Only a report makes a permit free for other workers, so a permit is dropped here
-//! before the report is sent, whatever its outcome.
+//! before the report is sent, also if the report then fails.
 
 use std::{
     collections::HashMap,

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{cancellation::Cancellation, config::WorkerConfig, context::Transactions, registry::Registry};
 
-/// The longest time between two reads of the assignment, whatever a keep-alive says.
+/// The longest time between two reads of the assignment, also with keep-alives.
 const LONGEST_SILENCE: Duration = Duration::from_secs(60);
 
 /// How often the session yields before it starts jobs in free slots. Measured: with fewer yields, a start often locks a single job.

@@ -7,6 +7,10 @@
 //! because a unique index has the permits of all workers. So two leaders can both believe that they lead. While all permits of a resource are
 //! held, its jobs go ahead to workers that hold some: a job that returns there passes its permits on.
 //!
+//! Four jobs for each permit at most go ahead (`holders`). None go ahead if the lane is a line or has a rate, if its group is about to close,
+//! if more permits are held than the capacity allows, or if an earlier job waits for one of the resources: then permits are returned, and
+//! the earlier job gets them.
+//!
 //! **Rates.** [`Cells`] has the interval in which a rate allows the next start.
 
 pub(crate) mod ageing;

@@ -184,7 +184,7 @@ impl<'a> Dependencies<'a> {
             let decisions = self.table.decide(&ends);
             let mut next: Vec<JobId> = self.carry_out(decisions).await?;
             next.extend(continued);
-            // No job becomes itself, whatever a document says.
+            // No job becomes itself, even if a document says so.
             next.retain(|job| self.table.is_awaited(*job) && !seen.contains(job));
             ends = if next.is_empty() { HashMap::new() } else { self.store.ends_of(&next).await? };
         }

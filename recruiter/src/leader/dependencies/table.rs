@@ -1,6 +1,6 @@
 //! The jobs that wait for others, as the leader knows them. Pure: the duty reads and writes the database.
 //!
-//! Rebuilt at the start of a term. The ends of jobs never change, so whatever is decided here is right for ever, and two leaders decide the
+//! Rebuilt at the start of a term. The ends of jobs never change, so a decision here is right for ever, and two leaders decide the
 //! same.
 
 use std::collections::{HashMap, HashSet};

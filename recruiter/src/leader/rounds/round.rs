@@ -1,4 +1,14 @@
-//! One round: read the workers with free slots, fill the stale windows, plan, assign with one command, notify the workers.
+//! One round.
+//!
+//! 1. Read the available workers of this term: in a full scan, after a hint that a worker accepts jobs, and when the cached roster is stale.
+//!    Other rounds use the cache.
+//! 2. Fill the stale windows of lanes (`search`).
+//! 3. Plan (`plan`): a pure function gives jobs to free slots, and to workers that accept jobs ahead.
+//! 4. Assign with one `update` command (`assign`).
+//! 5. Send one hint with the assignments to each channel that they concern, and to connected workers.
+//!
+//! A full scan also lists all lanes that have jobs, reads the settings, and sends the hints of assignments again that have been in flight for
+//! a while. It searches jobs that become due within the next two scans.
 
 use std::time::{Duration, Instant as Monotonic};
 

@@ -1,8 +1,8 @@
 //! Lanes that have jobs and no window yet.
 //!
 //! Each customer may have a gate of their own, and so a hundred thousand of them a hundred thousand lanes, while each round starts some tens
-//! of jobs. A round must not look at all of them. So there are only as many windows as the next rounds need. The other lanes that a full scan
-//! has listed sleep here. Each round looks at the next ones in turn, and wakes those whose jobs may start now.
+//! of jobs. A round must not examine all of them. So there are only as many windows as the next rounds need. The other lanes that a full scan
+//! has listed sleep here. Each round examines the next ones in turn, and wakes those whose jobs may start now.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
