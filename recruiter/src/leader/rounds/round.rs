@@ -1,4 +1,4 @@
-//! One round.
+//! One round: due jobs are assigned to the available workers.
 //!
 //! 1. Read the available workers of this term: in a full scan, after a hint that a worker accepts jobs, and when the cached roster is stale.
 //!    Other rounds use the cache.
