@@ -7,13 +7,8 @@ use recruiter_tests::{
 };
 use serde_json::Value;
 
-/// The result of a benchmark on the MongoDB of the tests, without its conditions, which it must contain as well.
+/// The result of a benchmark without its conditions, which it must contain as well.
 async fn bench(args: &[&str]) -> Value {
-    let database = TestDatabase::new().await;
-    bench_as_given(&[args, &["--on", database.uri()]].concat()).await
-}
-
-async fn bench_as_given(args: &[&str]) -> Value {
     let mut process = Process::start("recruiter", &[&["bench"], args, &["--json"]].concat(), &[]);
     let status = process.wait_exit(SOON).await;
     assert!(status.success(), "{args:?}: {}", process.stderr());
@@ -71,8 +66,8 @@ async fn on_a_given_mongodb_nothing_is_left_behind() {
     // Other benchmarks run on the shared one.
     let mongod = own_mongod().await;
     let database = TestDatabase::on(&mongod.uri()).await;
-    bench_as_given(&["limit", "-n", "700", "--lanes", "2", "--on", database.uri()]).await;
-    bench_as_given(&["burn-down", "-n", "300", "--on", database.uri()]).await;
+    bench(&["limit", "-n", "700", "--lanes", "2", "--on", database.uri()]).await;
+    bench(&["burn-down", "-n", "300", "--on", database.uri()]).await;
     let left = database.database().client().list_database_names().await.unwrap();
     assert!(left.iter().all(|name| !name.starts_with("recruiter_bench_")), "{left:?}");
     drop(database);
@@ -82,7 +77,7 @@ async fn on_a_given_mongodb_nothing_is_left_behind() {
 #[tokio::test]
 async fn times_are_from_the_acknowledgement_to_the_entry() {
     let latency = bench(&["latency", "-n", "20"]).await;
-    let far = bench_as_given(&["latency", "-n", "5", "--network-latency", "20ms"]).await;
+    let far = bench(&["latency", "-n", "5", "--network-latency", "20ms"]).await;
     let other = bench(&["latency", "-n", "5", "--later", "50ms", "--without-hint"]).await;
     assert!(other["with_hint"] == false && number(&other["later_ms"]) >= 50.0 && p50(&other, "started_ms") > 0.1, "{other}");
     assert!(p50(&latency, "started_ms") > 0.1 && p50(&latency, "archived_ms") > p50(&latency, "started_ms"), "{latency}");
@@ -113,7 +108,7 @@ async fn short_jobs_wait_for_places_that_long_ones_keep() {
 
 #[tokio::test]
 async fn rounds_are_measured_on_rosters_and_on_processes() {
-    let measured = bench_as_given(&["scale-workers", "--slots", "10", "--processes", "2", "--concurrency", "3"]).await;
+    let measured = bench(&["scale-workers", "--slots", "10", "--processes", "2", "--concurrency", "3"]).await;
     let sizes = |what: &str, of: &str| {
         let all = measured[what].as_array().unwrap();
         assert!(all.iter().all(|one| number(&one["us_per_place"]) > 0.0), "{measured}");
@@ -131,8 +126,9 @@ async fn rounds_are_measured_on_rosters_and_on_processes() {
 
 #[tokio::test]
 async fn the_idle_system_is_weighed_whole() {
-    let embedded = bench_as_given(&["idle", "--duration", "2s"]).await;
-    let given = bench(&["idle", "--duration", "1s", "--workers", "1"]).await;
+    let database = TestDatabase::new().await;
+    let embedded = bench(&["idle", "--duration", "2s"]).await;
+    let given = bench(&["idle", "--duration", "1s", "--workers", "1", "--on", database.uri()]).await;
     let programs = |measured: &Value| {
         let all = measured["processes"].as_array().unwrap();
         assert!(all.iter().all(|one| number(&one["memory"]["now_mb"]) > 1.0), "{measured}");
