@@ -111,9 +111,7 @@ async fn begin(store: &Store, term: LeaseTerm) -> Result<Assigning, StoreError> 
     let (settings, held, kept) = tokio::try_join!(store.settings(), store.permit_holders(), store.kept_cells(term))?;
     let mut assigning = Assigning::default();
     assigning.admission = Admission::begin(settings, &held, kept, store.now());
-    for (round, assignment) in store.assigned_and_not_taken().await? {
-        assigning.inherit(round, assignment, Instant::now());
-    }
+    assigning.inherit(store.assigned_and_not_taken().await?, Instant::now());
     Ok(assigning)
 }
 

@@ -4,44 +4,50 @@
 //! | part | in the model |
 //! |---|---|
 //! | job | group, class, gate, priority, date; absent, announced and not visible yet, due, or locked |
-//! | worker | groups, classes, slots; it takes an assignment, starts all of its jobs or none, offers its slots again, leaves, or does nothing |
+//! | worker | groups, classes, slots, prefetch; it takes an assignment and starts all of its jobs or none, or does nothing, or leaves. It holds jobs ahead, locks them, returns them, passes permits on to them |
 //! | hint | is received before the next round, or is lost; it may announce a job that becomes visible later, or never |
 //! | limit | of the gate: none that matters, or one; MongoDB refuses an assignment with a permit that another worker holds |
+//! | list | of the lanes: at once, or one group in each step and at most one lane of a group. A step is a round, and events come between steps |
 //! | search | asks for `ahead` jobs per free slot beyond the first (0 to 3), so that windows end before their lane does |
 //! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
-//! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked or assigned. A slot
-//! is known if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`book`)
+//! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked, assigned, refused or
+//! returned. A full scan in steps is completed before the next one begins: of one that is due meanwhile nothing is known. A slot if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`book`)
 //! do not count as waiting.
 //!
 //! | property, after each round | holds |
 //! |---|---|
 //! | (a) no known due job waits while a known free slot could take it | exactly, if the round had a full scan or a hint about the job; otherwise except *late* jobs |
 //! | (a) the next round begins when a known job becomes due or its pause ends, if a known free slot could take it | except *late* jobs |
-//! | (b) a plan gives each job once, to a worker that takes it, in a free slot, and gives no job that is in flight | exactly |
-//! | (c) no worker gets a job while a more urgent known job that it takes waits | as the first property |
+//! | (b) a plan gives each job once, to a worker that takes it, in a free slot or ahead, and gives no job that is in flight | exactly |
+//! | (c) no worker gets a job, in a slot or ahead, while a more urgent known job that it takes waits | as the first property; limited jobs do not go ahead |
 //! | (d) no window has a job after its end | exactly |
-//! | (e) no job is in flight for longer than five seconds | exactly |
-//! | (f) at most five rounds follow each other at once | exactly |
+//! | (e) no job is in flight for longer than five seconds, or nine if workers hold jobs ahead | exactly |
+//! | (f) at most five rounds follow each other at once, and one for each step or lane that wakes | exactly |
+//! | (g) no job goes ahead while another worker has a known free slot for it, and no limited job does except to wait for permits | unless that worker has refused the job |
+//! | (h) a full scan in steps ends: each job is known when as many full scans were due as there are groups, and one more | exactly |
 //!
 //! A job is *late* if it became due less than `FRUITLESS_FOR` (100 ms) ago and no hint reported it: after a fruitless search, its lane is
 //! not searched for this time. A slot counts as used if it gets a job that was cancelled, or of which the caches have an old date. If a
-//! worker refuses a job later than one scan interval after the assignment, its hint does not count: the next full scan finds the job.
+//! worker refuses or returns a job later than one scan interval after the assignment, or returns it to another leader, its hint does not
+//! count: the next full scan finds the job.
 //!
 //! A hint about a group counts only for jobs without a gate: if a group had no gated lanes at the last full scan, the next full scan finds
 //! its new ones.
 //!
-//! A lane sleeps from two windows on, or from none, instead of a thousand. Property (c) leaves out jobs of sleeping lanes: their order is kept
-//! only among the lanes that are awake.
+//! A lane sleeps from two windows on, or from none, instead of a thousand. Property (c) leaves out jobs of sleeping lanes, and of lanes that an
+//! announcement has just woken: their order is kept only among the lanes that are awake. Property (a) leaves out jobs of sleeping lanes while
+//! as many lanes as may be awake are ready, and for a worker that gets other jobs.
 //!
-//! The model does not contain: more jobs than the caches keep (`REMEMBERED`), searches that take too long, lanes that are listed in steps,
-//! and jobs that are assigned ahead. In all these cases the next full scan finds the jobs. A new leader, which begins with a full scan, is
-//! part of the random walks only.
+//! A job that a worker holds ahead is not in flight if it has another date than in its assignment, or for a leader that began later.
+//!
+//! The model does not contain: more jobs than the caches keep (`REMEMBERED`), and searches that take too long. In these cases the next full
+//! scan finds the jobs. A new leader, which begins with a full scan, jobs ahead and lists in steps are part of the random walks only.
 
 mod memory;
 mod world;
 
-use std::{collections::HashSet, mem};
+use std::{collections::HashSet, mem, time::Duration};
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
@@ -49,6 +55,10 @@ use self::{
     memory::WorkerSpec,
     world::{Event, Hints, World},
 };
+use crate::leader::lanes::discover::Bounds;
+
+/// Each group is a step of a full scan, and at most one of its lanes is listed.
+const STEPS: Bounds = Bounds { pairs: 0, groups: 0, classes: 1, groups_at_once: 1, step: Duration::ZERO };
 
 /// Two lanes, a worker that takes one of them and a worker that takes both.
 fn small(ahead: usize, gate: Option<&str>) -> World {
@@ -171,6 +181,61 @@ fn jobs_behind_a_limit_that_are_due_later_are_waited_for() {
     assert!((0..2).all(|worker| world.events().contains(&Event::Start(worker))), "when the first of the others becomes due");
 }
 
+/// A job that waits for the permits of others, and does so nowhere, leaves the free slots to others.
+#[test]
+fn jobs_of_a_full_limit_fill_no_slots_of_other_workers() {
+    let gated = ("g", "a", Some("x"), 9);
+    let workers: [WorkerSpec<'_>; 2] = [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 2)];
+    let mut world = World::new(0, &workers, &[&[gated; 2][..], &[("g", "b", None, 5); 6]].concat());
+    world.memory.capacity = 1;
+    (0..8).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    for worker in 0..2 {
+        world.step(Event::Join(worker), Hints::Round);
+        world.step(Event::Start(worker), Hints::Round);
+    }
+    for job in 2..6 {
+        world.step(Event::Archive(job), Hints::Round);
+        world.step(Event::Start(1), Hints::Round);
+    }
+}
+
+#[test]
+fn a_job_that_was_assigned_twice_is_in_flight_to_the_last_worker_after_a_failover() {
+    let mut world = World::new(0, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", None, 5)]);
+    world.step(Event::Insert(0), Hints::Lost);
+    world.step(Event::Join(1), Hints::Round);
+    world.step(Event::Join(0), Hints::Round);
+    while !world.events().contains(&Event::Start(0)) {
+        world.step(Event::Wait, Hints::Round);
+    }
+    world.step(Event::Failover, Hints::Round);
+    world.step(Event::Refuse(1), Hints::Round);
+    assert!(!world.events().contains(&Event::Start(1)));
+}
+
+#[test]
+fn sleeping_lanes_wake_if_those_that_are_awake_have_no_jobs() {
+    let workers: [WorkerSpec<'_>; 2] = [(&["g"], &["a"], 2), (&["h"], &["a"], 1)];
+    let mut world = World::new(0, &workers, &[("g", "a", Some("x"), 9), ("h", "a", Some("x"), 5)]);
+    world.assigning.lanes.windows.crowd = 0;
+    (0..2).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    world.step(Event::Join(0), Hints::Round);
+    world.step(Event::Start(0), Hints::Round);
+    world.step(Event::Join(1), Hints::Round);
+    assert!(world.events().contains(&Event::Start(1)));
+}
+
+#[test]
+fn a_new_kind_of_worker_gets_jobs_of_lanes_that_a_scan_in_steps_has_passed() {
+    let workers: [WorkerSpec<'_>; 2] = [(&["*"], &["a"], 2), (&["g"], &["b"], 1)];
+    let mut world = World::new(0, &workers, &[("g", "b", Some("x"), 5), ("h", "a", None, 5)]);
+    world.assigning.lanes.discovery.bounds = STEPS;
+    (0..2).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    world.step(Event::Join(0), Hints::Step);
+    world.step(Event::Join(1), Hints::Round);
+    assert!(world.events().contains(&Event::Start(1)));
+}
+
 #[test]
 fn jobs_get_the_free_slots_in_long_random_walks() {
     let mut cut = 0;
@@ -186,15 +251,23 @@ fn walk(seed: u64, steps: usize) -> usize {
     let mut random = StdRng::seed_from_u64(seed);
     let mut below = |n: usize| random.random_range(0..n);
     let jobs: Vec<_> = (0..120)
-        .map(|_| (["g", "h"][below(2)], ["a", "b", "c"][below(3)], [None, None, Some("x")][below(3)], [0, 5, 9][below(3)]))
+        .map(|_| (["g", "h", "i"][below(3)], ["a", "b", "c"][below(3)], [None, None, Some("x")][below(3)], [0, 5, 9][below(3)]))
         .collect();
     let all: [WorkerSpec<'_>; 5] =
         [(&["*"], &["a"], 1), (&["*"], &["a", "b"], 2), (&["g"], &["b", "c"], 1), (&["h"], &["a", "b", "c"], 2), (&["g", "h"], &["b"], 1)];
     let workers: Vec<WorkerSpec<'_>> = (0..12).map(|_| all[below(5)]).collect();
     let mut world = World::new(below(4), &workers, &jobs);
     world.assigning.lanes.windows.crowd = [0, 2, usize::MAX][below(3)];
+    world.further_rounds = if world.assigning.lanes.windows.crowd < usize::MAX { 12 } else { 3 };
     if below(3) == 0 {
         world.memory.capacity = 1;
+    }
+    if below(2) == 0 {
+        world.memory.data.get_mut().workers.iter_mut().for_each(|worker| worker.prefetch = [0, 1, 2, 4][below(4)]);
+    }
+    if below(2) == 0 {
+        world.assigning.lanes.discovery.bounds = STEPS;
+        world.memory.is_walk_slow = below(2) == 0;
     }
     (0..below(60)).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
     for _ in 0..steps {
@@ -210,7 +283,7 @@ fn walk(seed: u64, steps: usize) -> usize {
         if matches!(events[0], Event::Join(_) | Event::Leave(_) | Event::Cancel(_) | Event::Refuse(_)) && below(8) > 0 {
             continue;
         }
-        let hints = [Hints::Round, Hints::Round, Hints::Heard, Hints::Lost][below(4)];
+        let hints = [Hints::Round, Hints::Round, Hints::Heard, Hints::Lost, Hints::Step][below(5)];
         world.step(events[below(events.len())], hints);
     }
     world.memory.cut.take()

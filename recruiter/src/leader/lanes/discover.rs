@@ -18,25 +18,36 @@ use recruiter_common::{
 
 use crate::leader::{database::Database, fleet::Kind};
 
-/// Maximum number of pairs of a group and a class that are searched without a list, which would cost more.
-const FEW: usize = 200;
-/// Maximum number of groups whose lanes are listed group by group in one round.
-const FEW_GROUPS: usize = 20;
 /// Pause after a walk that took too long. In this time there is no other walk.
 const NO_WALK_FOR: Duration = Duration::from_secs(60);
-
-/// Maximum number of lanes without a gate that are listed in one group. In a group with more, every class of a worker counts as a lane.
-const MANY_CLASSES: usize = 20;
 /// Number of groups that are listed at the same time.
 const AT_A_TIME: usize = 4;
-/// Time for which one round lists lanes group by group. The next round continues.
-const STEP: Duration = Duration::from_millis(100);
-/// Number of groups in one part of a step.
-const GROUPS_AT_ONCE: usize = 16;
+
+/// When lanes are listed, and in which steps. Less in a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Maximum number of pairs of a group and a class that are searched without a list, which would cost more.
+    pub(crate) pairs: usize,
+    /// Maximum number of groups whose lanes are listed group by group in one round.
+    pub(crate) groups: usize,
+    /// Maximum number of lanes without a gate that are listed in one group. In a group with more, every class of a worker counts as a lane.
+    pub(crate) classes: usize,
+    /// Number of groups in one part of a step.
+    pub(crate) groups_at_once: usize,
+    /// Time for which one round lists lanes group by group. The next round continues.
+    pub(crate) step: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { pairs: 200, groups: 20, classes: 20, groups_at_once: 16, step: Duration::from_millis(100) }
+    }
+}
 
 /// The state of listing lanes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Discovery {
+    pub(crate) bounds: Bounds,
     /// After a walk that took too long: there is no other walk before this instant.
     no_walk_before: Option<Monotonic>,
     /// Groups that had jobs with a gate in the last full scan.
@@ -96,11 +107,11 @@ impl Discovery {
         until: Instant,
     ) -> Result<Vec<Lane>, StoreError> {
         let gated: BTreeSet<String> = groups.intersection(&self.gated).cloned().collect();
-        if gated.len() <= FEW_GROUPS {
-            let without_gate = if let Some(few) = every_pair(kinds, &groups) {
+        if gated.len() <= self.bounds.groups {
+            let without_gate = if let Some(few) = every_pair(kinds, &groups, self.bounds.pairs) {
                 Some(few)
-            } else if groups.len() <= FEW_GROUPS {
-                Some(lanes_without_gate(store, kinds, &groups).await?)
+            } else if groups.len() <= self.bounds.groups {
+                Some(lanes_without_gate(store, kinds, &groups, self.bounds.classes).await?)
             } else {
                 self.walk(store, until).await?.map(|lanes| lanes.filter(|lane| groups.contains(&lane.group)).collect())
             };
@@ -114,16 +125,19 @@ impl Discovery {
         self.list_some(store, all).await
     }
 
-    /// The lanes of the next groups of the current full scan, for at most [`STEP`] and one more part. Hints and free workers need not wait
+    /// The lanes of the next groups of the current full scan, for about one [`step`](Bounds::step). Hints and free workers need not wait
     /// until thousands of groups are listed.
     pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[&Kind]) -> Result<Vec<Lane>, StoreError> {
         let began = Monotonic::now();
         let mut lanes = Vec::new();
-        while self.is_incomplete() && began.elapsed() < STEP {
+        while self.is_incomplete() {
             let groups = self.next_groups();
-            lanes.extend(lanes_without_gate(store, kinds, &groups).await?);
+            lanes.extend(lanes_without_gate(store, kinds, &groups, self.bounds.classes).await?);
             lanes.extend(lanes_with_gate(store, groups.intersection(&self.gated)).await?);
             self.unlisted.retain(|group| !groups.contains(group));
+            if began.elapsed() >= self.bounds.step {
+                break;
+            }
         }
         lanes.retain(|lane| is_taken(kinds, lane));
         Ok(lanes)
@@ -131,7 +145,7 @@ impl Discovery {
 
     /// The groups of the next part of a step.
     fn next_groups(&self) -> BTreeSet<String> {
-        self.unlisted.iter().take(GROUPS_AT_ONCE).cloned().collect()
+        self.unlisted.iter().take(self.bounds.groups_at_once).cloned().collect()
     }
 
     /// Every lane without a gate that has jobs which are due at `until`. `None` if the walk takes too long.
@@ -150,11 +164,15 @@ impl Discovery {
     }
 }
 
-/// The lanes without a gate in these groups. In a group with more than [`MANY_CLASSES`] classes, every lane that workers of these kinds
-/// take.
-async fn lanes_without_gate(store: &impl Database, kinds: &[&Kind], groups: &BTreeSet<String>) -> Result<Vec<Lane>, StoreError> {
+/// The lanes without a gate in these groups. In a group with more than `most` classes, every lane that workers of these kinds take.
+async fn lanes_without_gate(
+    store: &impl Database,
+    kinds: &[&Kind],
+    groups: &BTreeSet<String>,
+    most: usize,
+) -> Result<Vec<Lane>, StoreError> {
     let of = |group: String| async move {
-        let (lanes, is_all) = store.lanes_of(&group, MANY_CLASSES).await?;
+        let (lanes, is_all) = store.lanes_of(&group, most).await?;
         Ok(if is_all { lanes } else { pairs(kinds, &BTreeSet::from([group])).collect() })
     };
     let lanes: Vec<Vec<Lane>> = stream::iter(groups.iter().cloned()).map(of).buffer_unordered(AT_A_TIME).try_collect().await?;
@@ -200,12 +218,12 @@ fn named_groups<'a>(kinds: &[&'a Kind]) -> Option<HashSet<&'a str>> {
     Some(named)
 }
 
-/// Every pair of one of these groups and a class that the kinds take there. `None` if there are more than [`FEW`].
-fn every_pair(kinds: &[&Kind], groups: &BTreeSet<String>) -> Option<Vec<Lane>> {
+/// Every pair of one of these groups and a class that the kinds take there. `None` if there are more than `most`.
+fn every_pair(kinds: &[&Kind], groups: &BTreeSet<String>, most: usize) -> Option<Vec<Lane>> {
     let mut lanes = HashSet::new();
     for lane in pairs(kinds, groups) {
         lanes.insert(lane);
-        if lanes.len() > FEW {
+        if lanes.len() > most {
             return None;
         }
     }
@@ -230,7 +248,7 @@ mod tests {
         let lane = |group: &str| Lane::new(group, "c");
         let mut discovery = Discovery { unlisted: (10..60).map(|number| format!("group-{number}")).collect(), ..Discovery::default() };
         let first = discovery.next_groups();
-        assert!(first.len() == GROUPS_AT_ONCE && first.contains("group-10") && !first.contains("group-59"));
+        assert!(first.len() == 16 && first.contains("group-10") && !first.contains("group-59"));
         discovery.unlisted.retain(|group| !first.contains(group));
         assert!(discovery.is_incomplete() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
         discovery.forget();
@@ -242,12 +260,11 @@ mod tests {
         let fleet = fleet(vec![available(&["a", "b"], &["x", "y"], 1), available(&["*"], &["z"], 1)]);
         let kinds: Vec<&Kind> = fleet.kinds().iter().collect();
         let groups = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
-        let mut few = every_pair(&kinds, &groups(&["a", "c"])).unwrap();
+        let mut few = every_pair(&kinds, &groups(&["a", "c"]), 4).unwrap();
         few.sort();
         let lanes = [("a", "x"), ("a", "y"), ("a", "z"), ("c", "z")];
         assert_eq!(few, lanes.map(|(group, class)| Lane::new(group, class)));
-        let many: BTreeSet<String> = (0..=FEW).map(|n| format!("group-{n}")).collect();
-        assert!(every_pair(&kinds, &many).is_none());
+        assert!(every_pair(&kinds, &groups(&["a", "c"]), 3).is_none());
         assert_eq!(taken_groups(&kinds[..1], groups(&["a", "c"])), groups(&["a"]));
         assert_eq!(taken_groups(&kinds, groups(&["a", "c"])), groups(&["a", "c"]));
         assert_eq!((named_groups(&kinds[..1]).map(|named| named.len()), named_groups(&kinds)), (Some(2), None));

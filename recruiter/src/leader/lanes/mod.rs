@@ -6,7 +6,7 @@
 //! | `discover` | lists the lanes that have jobs |
 //! | `search` | fills the stale windows |
 
-mod discover;
+pub(crate) mod discover;
 pub(crate) mod search;
 pub(crate) mod windows;
 
@@ -28,7 +28,7 @@ const NEWS: usize = 100;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lanes {
     pub(crate) windows: Windows,
-    discovery: Discovery,
+    pub(crate) discovery: Discovery,
     /// Groups that were announced and not listed yet, because no worker accepted jobs.
     news: BTreeSet<String>,
     /// Groups that hints had named when the scan of this round began.
@@ -114,18 +114,18 @@ impl Lanes {
             let lanes = discovery.lanes_of_all(store, &all, &all, until).await?;
             windows.begin_scan(lanes, 0..kinds.len(), until, |lane| discovery.will_list(lane));
             *hinted = std::mem::take(news);
-        } else {
-            let unscanned = windows.unscanned(0..kinds.len());
-            if !unscanned.is_empty() {
-                let some: Vec<&Kind> = unscanned.iter().map(|kind| &kinds[*kind]).collect();
-                let lanes = discovery.lanes_of_all(store, &all, &some, until).await?;
-                lanes.into_iter().for_each(|lane| windows.list(lane));
-                windows.scanned_for(unscanned);
-            }
         }
         if !news.is_empty() {
             let lanes = discovery.lanes_of_groups(store, &all, std::mem::take(news), until).await?;
             lanes.into_iter().for_each(|lane| windows.list(lane));
+        }
+        let unscanned = windows.unscanned(0..kinds.len());
+        // A worker of a new kind may have come while lanes were listed in steps.
+        if !discovery.is_incomplete() && !unscanned.is_empty() {
+            let some: Vec<&Kind> = unscanned.iter().map(|kind| &kinds[*kind]).collect();
+            let lanes = discovery.lanes_of_all(store, &all, &some, until).await?;
+            lanes.into_iter().for_each(|lane| windows.list(lane));
+            windows.scanned_for(unscanned);
         }
         windows.learn_kinds(kinds);
         Ok(())

@@ -17,7 +17,7 @@ use recruiter_common::{
     store::{AssignedJobs, Hint, KeptCells, ScheduledJob},
 };
 
-use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, State, Worker, WorkerSpec, date, id};
+use super::memory::{Data, IN_FLIGHT_FOR, Job, JobSpec, Memory, SCAN_AFTER, State, Worker, WorkerSpec, date, id};
 use crate::leader::{
     admission::Admission,
     book::Whereabouts,
@@ -30,12 +30,12 @@ use crate::leader::{
 
 /// The poll interval.
 const EVERY: Duration = Duration::from_millis(1_000);
-/// Milliseconds from one full scan to the next.
-const SCAN_AFTER: i64 = 900;
 /// Number of milliseconds that a job may be late after a fruitless search.
 const FRUITLESS_FOR: i64 = 100;
 /// Maximum number of rounds that follow each other at once. More would be an endless loop.
 const AT_ONCE: usize = 5;
+/// Number of groups, each of which is a step of a full scan.
+const GROUPS: u32 = 3;
 /// A date in the future, in milliseconds from now.
 const LATER: i64 = 60;
 /// The time of the first full scan, in milliseconds.
@@ -55,10 +55,14 @@ pub(super) enum Event {
     /// A job gets a date this many milliseconds from now.
     Move(usize, i64),
     Cancel(usize),
-    /// A worker takes its assignment, starts all jobs that are due and unlocked, and offers its slots.
+    /// A worker takes its assignment: starts jobs that are due and unlocked in its free slots, holds the others ahead, and reports.
     Start(usize),
-    /// A worker takes its assignment, starts no job, and offers its slots.
+    /// A worker takes its assignment, starts no job, and reports.
     Refuse(usize),
+    /// A worker locks a job that it holds ahead.
+    LockAhead(usize, usize),
+    /// A worker returns a job that it holds ahead.
+    Return(usize, usize),
     Archive(usize),
     Retry(usize, i64),
     Join(usize),
@@ -72,7 +76,7 @@ pub(super) enum Event {
 
 impl Event {
     pub(super) fn has_hints(self) -> bool {
-        !matches!(self, Self::Appear(_) | Self::Cancel(_) | Self::Wait)
+        !matches!(self, Self::Appear(_) | Self::Cancel(_) | Self::LockAhead(..) | Self::Wait)
     }
 }
 
@@ -84,6 +88,8 @@ pub(super) enum Hints {
     Heard,
     /// They arrive, and a round follows.
     Round,
+    /// The same, and the next event comes before the rounds that should follow at once.
+    Step,
 }
 
 #[derive(Clone)]
@@ -95,6 +101,10 @@ pub(super) struct World {
     pub(super) trigger: Trigger,
     summary: Summary,
     scan_at: i64,
+    /// Number of further rounds that may follow at once, because lanes are listed or woken in steps.
+    pub(super) further_rounds: usize,
+    /// The next event comes before the rounds that should follow at once.
+    is_interrupted: bool,
     path: Vec<(Event, Hints)>,
 }
 
@@ -108,6 +118,7 @@ impl World {
                 start: Monotonic::now(),
                 surplus_per_slot,
                 capacity: LARGEST_CAPACITY,
+                is_walk_slow: false,
                 cut: RefCell::default(),
                 data,
                 broken: RefCell::default(),
@@ -117,6 +128,8 @@ impl World {
             trigger: Trigger::default(),
             summary: Summary::default(),
             scan_at: START,
+            further_rounds: 0,
+            is_interrupted: false,
             path: Vec::new(),
         }
     }
@@ -134,13 +147,18 @@ impl World {
                 State::Absent => {}
                 State::Announced => events.push(Event::Appear(number)),
                 State::Due => events.extend([Event::Cancel(number), Event::Move(number, 0), Event::Move(number, LATER)]),
+                State::Locked(worker) if data.workers[worker].held.contains_key(&number) => {}
                 State::Locked(_) => events.extend([Event::Archive(number), Event::Retry(number, 0), Event::Retry(number, LATER)]),
             }
         }
         for (number, worker) in data.workers.iter().enumerate() {
             if !worker.assigned.is_empty() {
                 events.extend([Event::Start(number), Event::Refuse(number)]);
+            } else {
+                events.extend(worker.held.keys().map(|job| Event::Return(number, *job)));
             }
+            let may_lock = |job: &Job| job.state == State::Due && job.job.gate.is_none() && job.job.scheduled_at <= date(data.now);
+            events.extend(worker.held.keys().filter(|job| may_lock(&data.jobs[**job])).map(|job| Event::LockAhead(number, *job)));
             if worker.is_registered {
                 events.push(Event::Leave(number));
             } else if !worker.has_left {
@@ -158,6 +176,9 @@ impl World {
         }
         if hints == Hints::Round && !self.trigger.is_empty() {
             self.round();
+        } else if hints == Hints::Step && !self.trigger.is_empty() {
+            self.tick();
+            self.is_interrupted = true;
         }
         self.path.push((event, hints));
         let broken = self.memory.broken.borrow();
@@ -177,7 +198,7 @@ impl World {
             self.wait();
             return Vec::new();
         }
-        while self.trigger.is_empty() && self.wakes_at() <= self.now() {
+        while !mem::take(&mut self.is_interrupted) && self.trigger.is_empty() && self.wakes_at() <= self.now() {
             self.wait();
         }
         let data = self.memory.data.get_mut();
@@ -203,22 +224,39 @@ impl World {
             }
             Event::Move(job, by) => {
                 data.jobs[job].change(State::Due, Some(now + by));
+                data.workers.iter_mut().filter_map(|worker| worker.held.get_mut(&job)).for_each(|assigned_at| *assigned_at = i64::MIN);
                 due(&data.jobs[job], by, Vec::new())
             }
             Event::Start(worker) | Event::Refuse(worker) => {
                 let starts = |job: &Job| event == Event::Start(worker) && job.state == State::Due && job.job.scheduled_at <= date(now);
-                let (mut has_left_jobs, is_late) = (false, now - data.workers[worker].assigned_at >= SCAN_AFTER);
-                for number in mem::take(&mut data.workers[worker].assigned) {
-                    let job = &mut data.jobs[number];
-                    if starts(job) {
-                        job.change(State::Locked(worker), None);
-                    } else {
-                        data.workers[worker].permits.remove(&number);
-                        (job.is_left, has_left_jobs) = (!is_late, true);
-                    }
+                let (assigned_at, jobs) = (data.workers[worker].assigned_at, mem::take(&mut data.workers[worker].assigned));
+                let (startable, left): (Vec<usize>, Vec<usize>) = jobs.into_iter().partition(|job| starts(&data.jobs[*job]));
+                // To the recruiter, a job that has another date was started.
+                let ahead_since = |job: usize| (job, if data.jobs[job].is_moved { i64::MIN } else { assigned_at });
+                data.workers[worker].held.extend(startable.into_iter().map(ahead_since));
+                data.workers[worker].has_skipped |= !left.is_empty();
+                for job in left {
+                    // If a search has skipped it, its lane is a recent one.
+                    let was_skipped = data.jobs[job].is_known;
+                    data.jobs[job].leave(was_skipped || now - assigned_at < SCAN_AFTER);
+                    data.workers[worker].waiting.remove(&job);
+                    data.free_permit(worker, job);
                 }
                 data.workers[worker].known = 0;
-                data.offer(worker).into_iter().chain(has_left_jobs.then_some(Hint::NotStarted)).collect()
+                data.report(worker, Vec::new())
+            }
+            Event::LockAhead(worker, job) => {
+                data.jobs[job].change(State::Locked(worker), None);
+                Vec::new()
+            }
+            Event::Return(worker, job) => {
+                let mut hints = Vec::new();
+                if data.jobs[job].state == State::Locked(worker) {
+                    data.jobs[job].change(State::Due, None);
+                    hints = due(&data.jobs[job], 0, Vec::new());
+                }
+                hints.extend(data.report(worker, vec![job]));
+                hints
             }
             Event::Archive(job) | Event::Retry(job, _) => {
                 let State::Locked(worker) = data.jobs[job].state else { unreachable!("only a started job ends") };
@@ -229,16 +267,13 @@ impl World {
                 } else {
                     data.jobs[job].change(State::Absent, None);
                 }
-                data.workers[worker].permits.remove(&job);
-                // A worker takes an assignment before it offers slots.
-                if data.workers[worker].assigned.is_empty() {
-                    hints.extend(data.offer(worker));
-                }
+                data.free_permit(worker, job);
+                hints.extend(data.report(worker, Vec::new()));
                 hints
             }
             Event::Join(worker) => {
                 data.workers[worker].is_registered = true;
-                data.offer(worker).into_iter().collect()
+                data.report(worker, Vec::new())
             }
             Event::Leave(worker) => {
                 let mut hints = vec![Hint::Left { worker: id(worker).into() }];
@@ -247,10 +282,16 @@ impl World {
                     hints.extend(due(job, 0, Vec::new()));
                 }
                 let gone = &mut data.workers[worker];
-                let is_late = now - gone.assigned_at >= SCAN_AFTER;
-                (gone.is_registered, gone.has_left) = (false, true);
+                (gone.is_registered, gone.has_left, gone.is_available) = (false, true, false);
                 gone.permits.clear();
-                mem::take(&mut gone.assigned).into_iter().for_each(|job| data.jobs[job].is_left = !is_late);
+                gone.waiting.clear();
+                for job in mem::take(&mut gone.assigned) {
+                    let was_skipped = data.jobs[job].is_known;
+                    data.jobs[job].leave(was_skipped || now - gone.assigned_at < SCAN_AFTER);
+                }
+                for (job, assigned_at) in mem::take(&mut gone.held) {
+                    data.jobs[job].leave(now.saturating_sub(assigned_at) < SCAN_AFTER);
+                }
                 hints
             }
             Event::Failover => {
@@ -267,19 +308,21 @@ impl World {
         let settings = at_once(self.memory.settings()).expect("no errors in memory");
         let holders = at_once(self.memory.permit_holders()).expect("no errors in memory");
         let Data { now, jobs, workers } = self.memory.data.get_mut();
-        let crowd = self.assigning.lanes.windows.crowd;
+        let (crowd, bounds) = (self.assigning.lanes.windows.crowd, self.assigning.lanes.discovery.bounds);
         (self.assigning, self.trigger, self.summary) = Default::default();
-        self.assigning.lanes.windows.crowd = crowd;
+        (self.assigning.lanes.windows.crowd, self.assigning.lanes.discovery.bounds) = (crowd, bounds);
         self.assigning.admission = Admission::begin(settings, &holders, KeptCells::default(), date(*now));
+        let mut inherited = Vec::new();
         for (number, worker) in workers.iter_mut().enumerate() {
             worker.known = 0;
+            worker.held.values_mut().for_each(|assigned_at| *assigned_at = i64::MIN);
             if let Some(round) = worker.round.filter(|_| worker.is_registered && !worker.assigned.is_empty()) {
-                worker.assigned.iter().for_each(|job| jobs[*job].assigned_at = *now);
                 let assigned = worker.assigned.iter().map(|job| id(*job).into()).collect();
-                self.assigning.inherit(round, AssignedJobs::new(id(number).into(), assigned), at);
+                inherited.push((round, AssignedJobs::new(id(number).into(), assigned)));
             }
         }
-        jobs.iter_mut().for_each(|job| (job.is_known, job.is_outdated) = (false, false));
+        self.assigning.inherit(inherited, at);
+        jobs.iter_mut().for_each(|job| (job.is_known, job.is_outdated, job.in_flight_since) = (false, false, *now));
     }
 
     fn now(&self) -> i64 {
@@ -303,23 +346,38 @@ impl World {
     /// Runs a round, and further rounds as long as they are due at once. Checks the properties after the last one.
     fn round(&mut self) {
         self.slept.clear();
-        for _ in 0..AT_ONCE {
-            let now = self.now();
-            let mut trigger = mem::take(&mut self.trigger);
-            trigger.full_scan |= now >= self.scan_at;
-            trigger.add_groups(self.assigning.alarms.ring(date(now)));
-            if trigger.full_scan {
-                self.scan_at = now + SCAN_AFTER;
-            }
-            self.learn(&trigger);
-            self.note_sleeping();
-            self.summary = at_once(self.assigning.tick(&self.memory, LeaseTerm::default(), trigger, EVERY)).expect("no errors in memory");
-            self.note_sleeping();
-            if self.wakes_at() > now {
+        for _ in 0..AT_ONCE + self.further_rounds {
+            self.tick();
+            if self.wakes_at() > self.now() {
                 return self.check();
             }
         }
         self.memory.broken("(f) too many rounds follow each other at once");
+    }
+
+    /// Runs a round, and checks property (g).
+    fn tick(&mut self) {
+        let now = self.now();
+        let mut trigger = mem::take(&mut self.trigger);
+        trigger.full_scan |= now >= self.scan_at;
+        trigger.add_groups(self.assigning.alarms.ring(date(now)));
+        if trigger.full_scan {
+            self.scan_at = now + SCAN_AFTER;
+        }
+        self.learn(&trigger);
+        self.note_sleeping();
+        self.summary = at_once(self.assigning.tick(&self.memory, LeaseTerm::default(), trigger, EVERY)).expect("no errors in memory");
+        self.note_sleeping();
+        let (refusals, Data { jobs, workers, .. }) = (&self.assigning.book.refusals, &*self.memory.data.borrow());
+        for (worker, number) in workers.iter().enumerate().flat_map(|(worker, of)| of.ahead.iter().map(move |job| (worker, *job))) {
+            let job = &jobs[number].job;
+            let is_preferred = |other: usize| !refusals.was_refused_by(job.id, id(other).into()) && !refusals.was_unanswered(job.id);
+            let has_slot = |other: &Worker| other.slots() > 0 && other.takes(job);
+            let other = workers.iter().enumerate().position(|(other, of)| has_slot(of) && is_preferred(other));
+            if job.gate.is_some() || other.is_some() {
+                self.memory.broken(&format!("(g) job {number} goes ahead to worker {worker}, and {other:?} has a free slot"));
+            }
+        }
     }
 
     fn note_sleeping(&mut self) {
@@ -329,22 +387,25 @@ impl World {
 
     /// Updates which jobs and slots the recruiter knows after these hints.
     fn learn(&mut self, trigger: &Trigger) {
-        let at = self.memory.monotonic();
+        let (at, is_listing) = (self.memory.monotonic(), self.assigning.lanes.discovery.is_incomplete());
         let Data { jobs, workers, .. } = self.memory.data.get_mut();
         for job in jobs {
-            let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty());
+            let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty() || !trigger.returned.is_empty());
+            job.scans += u32::from(trigger.full_scan && job.state == State::Due);
+            // A full scan in steps is completed before the next one begins, and each full scan that is due takes a step.
+            let is_scanned = trigger.full_scan && (!is_listing || job.scans > GROUPS);
             // A full scan finds the first gated jobs of a group.
             let is_of_group = job.job.gate.is_none() && trigger.groups.contains(&job.job.group);
             let is_announced = is_of_group || trigger.announced.contains(&job.job);
             // The recruiter skips a job that it believes to be in flight. If its worker has refused it, the hint about that counts.
             let is_announced = is_announced && !self.assigning.book.is_in_flight(&job.job, at);
-            job.is_hinted = job.state == State::Due && (trigger.full_scan || is_announced || is_left);
+            job.is_hinted = job.state == State::Due && (is_scanned || is_announced || is_left);
             job.is_known |= job.is_hinted;
             let is_old = |announced: &ScheduledJob| announced.id == job.job.id && *announced != job.job;
             job.is_outdated = job.is_outdated && !job.is_hinted || trigger.announced.iter().any(is_old);
         }
         for worker in workers {
-            (worker.given, worker.spare) = (Vec::new(), 0);
+            (worker.given, worker.ahead, worker.spare) = (Vec::new(), Vec::new(), 0);
             if trigger.full_scan || !trigger.left.is_empty() || (worker.is_available && trigger.workers) {
                 worker.is_known_holder = !worker.permits.is_empty();
             }
@@ -360,12 +421,18 @@ impl World {
             self.memory.broken("(d) a window has a job after its end");
         }
         let (now, wakes_at) = (self.now(), self.wakes_at());
-        let mut book = self.assigning.book.clone();
+        let (mut book, at) = (self.assigning.book.clone(), self.memory.monotonic());
+        let in_flight = |job: &Job| self.assigning.book.is_in_flight(&job.job, at);
+        for job in &mut self.memory.data.borrow_mut().jobs {
+            job.in_flight_since = if in_flight(job) { job.in_flight_since } else { now };
+        }
         let Data { jobs, workers, .. } = &*self.memory.data.borrow();
-        let in_flight = |job: &Job| self.assigning.book.is_in_flight(&job.job, self.memory.monotonic());
-        if let Some(number) = jobs.iter().position(|job| in_flight(job) && now - job.assigned_at > IN_FLIGHT_FOR + SCAN_AFTER) {
+        // A turn, and then the time for which its worker holds the job ahead.
+        let longest = SCAN_AFTER + if workers.iter().any(|worker| worker.prefetch > 0) { IN_FLIGHT_FOR * 2 } else { IN_FLIGHT_FOR };
+        if let Some(number) = jobs.iter().position(|job| now - job.in_flight_since > longest) {
             self.memory.broken(&format!("(e) job {number} is in flight for too long"));
         }
+        let is_crowded = self.assigning.lanes.windows.is_crowded(date(now));
         // The only permit of each gate. The model has one gate.
         let is_full = self.memory.capacity == 1 && workers.iter().any(|worker| worker.is_known_holder);
         let waits = |job: &Job| job.is_known && job.state == State::Due && !in_flight(job) && !(is_full && job.job.gate.is_some());
@@ -378,12 +445,16 @@ impl World {
             // After a fruitless search the next round is due later.
             let idle_until = ready_at + if self.summary.retry_at.is_some() { late } else { 0 };
             for (index, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.takes(&job.job)) {
-                let slots = if worker.is_available { worker.known } else { worker.spare };
-                let less_urgent = worker.given.iter().find(|other| jobs[**other].job.position() > job.job.position());
-                if slots > 0 && idle_until <= now {
+                let slots = worker.slots();
+                // Limited jobs do not go ahead.
+                let is_before = |other: usize| job.job.gate.is_none() || !worker.ahead.contains(&other);
+                let less_urgent = worker.given.iter().find(|other| jobs[**other].job.position() > job.job.position() && is_before(**other));
+                // A worker that gets jobs gets no more of lanes that wake later.
+                let is_asleep = self.slept.contains(&number) && (!worker.is_available || is_crowded);
+                if slots > 0 && idle_until <= now && !is_asleep {
                     self.memory.broken(&format!("(a) job {number} waits beside a free slot of worker {index}"));
                 }
-                if slots > 0 && worker.is_available && wakes_at > idle_until.max(now) + 1 {
+                if slots > 0 && worker.is_available && !is_asleep && wakes_at > idle_until.max(now) + 1 {
                     self.memory.broken(&format!("(a) the next round, at {wakes_at}, is too late for job {number}, at {idle_until}"));
                 }
                 if let Some(other) = less_urgent.filter(|_| ready_at + late <= now && !self.slept.contains(&number)) {
@@ -395,7 +466,7 @@ impl World {
 
     /// A hash of all state that later events depend on: of its `Debug` text, with the entries of sets and maps in order.
     pub(super) fn fingerprint(&self) -> u64 {
-        let Self { memory, assigning, trigger, summary, scan_at, slept: _, path: _ } = self;
+        let Self { memory, assigning, trigger, summary, scan_at, slept: _, further_rounds: _, is_interrupted: _, path: _ } = self;
         let data = &*memory.data.borrow();
         let mut text = format!("{data:?} {assigning:?} {trigger:?} {summary:?} {scan_at},");
         // A round id is only compared with the last round of a worker, so its value does not matter.

@@ -65,11 +65,14 @@ pub(crate) struct Assigning {
 }
 
 impl Assigning {
-    /// Adds an assignment of an earlier leader.
-    pub(crate) fn inherit(&mut self, round: RoundId, assignment: AssignedJobs, at: Monotonic) {
-        // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
-        self.keep_alive.failed(at);
-        self.book.begin(Turn::new(round, assignment, Channel::default(), false, at), std::iter::repeat(None));
+    /// Adds assignments of earlier leaders. If two workers have a job, it is in flight to the one that got it last.
+    pub(crate) fn inherit(&mut self, mut assignments: Vec<(RoundId, AssignedJobs)>, at: Monotonic) {
+        assignments.sort_by_key(|(round, _)| *round);
+        for (round, assignment) in assignments {
+            // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
+            self.keep_alive.failed(at);
+            self.book.begin(Turn::new(round, assignment, Channel::default(), false, at), std::iter::repeat(None));
+        }
     }
 
     /// Drops the caches that a failed round may have made wrong.

@@ -243,9 +243,18 @@ pub(super) mod tests {
     use crate::leader::fleet::tests::{available, fleet};
 
     impl Windows {
-        /// Whether nothing is known of the job's lane.
+        /// Whether nothing is known of the job's lane: it sleeps, or an announcement has woken it and it was not searched yet.
         pub(crate) fn sleeps(&self, job: &ScheduledJob) -> bool {
-            self.sleep(&self.lane_of(job))
+            let lane = self.lane_of(job);
+            let is_woken = |window: &Window| window.is_stale && lane.gate.is_some() && self.crowd < usize::MAX;
+            self.sleep(&lane) || self.windows.get(&lane).is_some_and(is_woken)
+        }
+
+        /// Whether as many lanes are ready as may be, so that no other wakes.
+        pub(crate) fn is_crowded(&self, now: Instant) -> bool {
+            let is_due = |window: &Window| window.jobs.front().is_some_and(|job| job.scheduled_at <= now);
+            let ready = self.windows.iter().filter(|(lane, window)| lane.gate.is_some() && is_due(window)).count();
+            ready >= self.crowd.saturating_mul(4).max(1)
         }
 
         pub(super) fn sleep(&self, lane: &Lane) -> bool {

@@ -14,7 +14,10 @@ use super::{
     Windows,
     window::{Window, is_of_line},
 };
-use crate::leader::{admission::Admission, fleet::KindId};
+use crate::leader::{
+    admission::{Admission, Way},
+    fleet::KindId,
+};
 
 /// What lanes that are compared with each other have in common: the kinds of workers that take them; their group, if groups have weights; and
 /// a lane that is divided by priority is compared with no other.
@@ -81,7 +84,8 @@ impl Windows {
             if room > 0 {
                 let group = admission.has_weights().then_some(lane.group.as_str());
                 let divided = lane.priority.is_some().then_some(lane);
-                alike.entry((able, group, divided)).or_default().push(Candidate { lane, window, room });
+                let fills_slots = room == usize::MAX || admission.way(lane, now) != Ok(Way::PermitsOfOthers);
+                alike.entry((able, group, divided)).or_default().push(Candidate { lane, window, room, fills_slots });
             }
         }
         let mut stale = StaleLanes::new();
@@ -107,6 +111,8 @@ struct Candidate<'a> {
     lane: &'a Lane,
     window: &'a Window,
     room: usize,
+    /// Otherwise its jobs wait for permits in the workers that hold them.
+    fills_slots: bool,
 }
 
 impl<'a> Candidate<'a> {
@@ -131,5 +137,6 @@ fn more_is_needed(lanes: &[Candidate<'_>], slots: usize, now: Instant, at: Monot
         return true;
     }
     let Some(end) = unsure().filter_map(|window| window.end).min() else { return false };
-    lanes.iter().flat_map(|lane| lane.due(now)).filter(|job| job.position() <= end).take(slots).count() < slots
+    lanes.iter().filter(|lane| lane.fills_slots).flat_map(|lane| lane.due(now)).filter(|job| job.position() <= end).take(slots).count()
+        < slots
 }

@@ -38,12 +38,13 @@ impl Windows {
                 *ready.entry(alike(*kind, lane)).or_insert(0) += 1;
             }
         }
-        let (crowd, ageing, mut opens_at) = (self.crowd, &self.ageing, self.asleep_until);
+        let (crowd, ageing, mut opens_at, mut others_sleep) = (self.crowd, &self.ageing, self.asleep_until, false);
         let (woken, are_left) = self.asleep.wake(|lane| {
             let able: Vec<KindId> = free.keys().copied().filter(|kind| kinds[*kind].takes(lane)).collect();
             let has_few = |kind: &KindId| ready.get(&alike(*kind, lane)).is_none_or(|ready| *ready < free[kind]);
             let is_wanted = all < crowd || (all < crowd.saturating_mul(4).max(1) && able.iter().any(has_few));
             if able.is_empty() || !is_wanted {
+                others_sleep |= !able.is_empty() && admission.room(lane, now) > 0;
                 // The parts of a lane differ in their priorities.
                 return if ageing.contains(&lane.group) { Look::Next } else { Look::Enough };
             }
@@ -58,13 +59,15 @@ impl Windows {
             Look::Wake
         });
         let horizon = self.horizon();
+        // If those that wake have no jobs, the next round wakes others.
+        let has_woken = !woken.is_empty();
         for lane in woken {
             let mut window = Window::stale(horizon);
             window.learn_kinds(&lane, kinds);
             self.windows.insert(lane, window);
         }
         self.asleep_until = opens_at;
-        are_left
+        are_left || (others_sleep && has_woken)
     }
 }
 
@@ -99,8 +102,9 @@ mod tests {
     /// Returns the gates of the lanes that have windows then.
     fn wake(lanes: &mut Windows) -> Vec<String> {
         let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
+        let before = lanes.windows.len();
         let are_left = lanes.wake(&HashMap::from([(0, 1)]), fleet.kinds(), &Admission::default(), date(NOW), Monotonic::now());
-        assert!(!are_left);
+        assert_eq!(are_left, lanes.windows.len() > before && !lanes.asleep.is_empty(), "if those that have woken have no jobs");
         let mut awake: Vec<String> = lanes.windows.keys().map(|lane| lane.gate.clone().unwrap_or_default()).collect();
         awake.sort();
         awake
