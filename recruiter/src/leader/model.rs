@@ -4,7 +4,8 @@
 //! | part | in the model |
 //! |---|---|
 //! | job | group, class, gate, priority, date; absent, announced and not visible yet, due, or locked |
-//! | worker | groups, classes, slots, prefetch; it takes an assignment and starts all of its jobs or none, or does nothing, or leaves. It holds jobs ahead, locks them, returns them, passes permits on to them |
+//! | worker | groups, classes, slots; it takes an assignment, starts all of its jobs or none, offers its slots again, leaves, or does nothing |
+//! | ahead | a worker accepts 0 to 4 jobs ahead; it holds them, locks them, returns them, starts them in free slots, and passes permits on to them |
 //! | hint | is received before the next round, or is lost; it may announce a job that becomes visible later, or never |
 //! | limit | of the gate: none that matters, or one; MongoDB refuses an assignment with a permit that another worker holds |
 //! | list | of the lanes: at once, or one group in each step and at most one lane of a group. A step is a round, and events come between steps |
@@ -12,8 +13,8 @@
 //! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
 //! A job is **known** if the recruiter had a full scan or a hint about it after the job was inserted, moved, unlocked, assigned, refused or
-//! returned. A full scan in steps is completed before the next one begins: of one that is due meanwhile nothing is known. A slot if the recruiter had a full scan or a hint about it after it was offered. Jobs in flight and paused jobs (`book`)
-//! do not count as waiting.
+//! returned. A full scan that is due while another one is listed in steps does not count. A slot is known if the recruiter had a full scan or
+//! a hint about it after it was offered. Jobs in flight and paused jobs (`book`) do not count as waiting.
 //!
 //! | property, after each round | holds |
 //! |---|---|
@@ -195,6 +196,7 @@ fn jobs_of_a_full_limit_fill_no_slots_of_other_workers() {
     }
     for job in 2..6 {
         world.step(Event::Archive(job), Hints::Round);
+        assert!(world.events().contains(&Event::Start(1)), "after job {job}");
         world.step(Event::Start(1), Hints::Round);
     }
 }
@@ -215,13 +217,25 @@ fn a_job_that_was_assigned_twice_is_in_flight_to_the_last_worker_after_a_failove
 
 #[test]
 fn sleeping_lanes_wake_if_those_that_are_awake_have_no_jobs() {
-    let workers: [WorkerSpec<'_>; 2] = [(&["g"], &["a"], 2), (&["h"], &["a"], 1)];
-    let mut world = World::new(0, &workers, &[("g", "a", Some("x"), 9), ("h", "a", Some("x"), 5)]);
+    let workers: [WorkerSpec<'_>; 2] = [(&["*"], &["a", "c"], 3), (&["*"], &["b"], 1)];
+    let mut world = World::new(0, &workers, &["a", "c", "b"].map(|class| ("g", class, Some("x"), 9)));
     world.assigning.lanes.windows.crowd = 0;
-    (0..2).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    (0..3).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    world.step(Event::Join(0), Hints::Round);
+    (0..2).for_each(|_| world.step(Event::Start(0), Hints::Round));
+    world.step(Event::Join(1), Hints::Round);
+    assert!(world.events().contains(&Event::Start(1)));
+}
+
+#[test]
+fn no_job_goes_ahead_while_a_slot_is_free() {
+    let mut world = World::new(0, &[(&["*"], &["a"], 1), (&["*"], &["a"], 1)], &[("g", "a", None, 5), ("g", "a", None, 5)]);
+    world.memory.data.get_mut().workers[0].prefetch = 4;
+    world.step(Event::Insert(0), Hints::Lost);
     world.step(Event::Join(0), Hints::Round);
     world.step(Event::Start(0), Hints::Round);
     world.step(Event::Join(1), Hints::Round);
+    world.step(Event::Insert(1), Hints::Round);
     assert!(world.events().contains(&Event::Start(1)));
 }
 
