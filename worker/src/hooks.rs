@@ -6,7 +6,7 @@ use futures_util::FutureExt as _;
 
 use crate::{context::Context, panics::failure_of};
 
-/// How long one hook may take. The slot of its job is free already. The table counts the job against its limit of unrecorded jobs.
+/// How long one hook may take. The slot of its job is free already. The session counts the job against its limit of unrecorded jobs.
 const MAY_TAKE: Duration = Duration::from_secs(60);
 
 /// Calls one hook.

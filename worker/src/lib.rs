@@ -115,7 +115,7 @@ pub use crate::{
         DEFAULT_CONCURRENCY, DEFAULT_GRACE, DEFAULT_HEARTBEAT, DEFAULT_LEASE, DEFAULT_POLL, InvalidConfig, MOST_CONCURRENCY, WorkerConfig,
     },
     context::{CheckpointError, Context, ForTests, Item},
-    engine::ran::Ran,
+    engine::Ran,
     event::WorkerEvent,
     layer::{Layer, Next, Success},
     optimistic::{Attempted, Optimistic},
@@ -125,7 +125,7 @@ pub use crate::{
     workable::{BlockingExecutable, Executable},
 };
 use crate::{
-    engine::{dependencies::Dependencies, memory, own::OwnJobs},
+    engine::{dependencies::Dependencies, memory, source::Source},
     event::Listener,
     layer::Layers,
     registry::{Asynchronous, Blocking, Registry},
@@ -345,17 +345,17 @@ impl Worker {
             connected = Store::connect(connect, "recruiter-worker") => Arc::new(connected?),
             () = shutdown.requested() => return Ok(Ended::Stopped),
         };
-        self.run_over(store, config, shutdown, notifier, None).await
+        self.run_over(store, config, shutdown, notifier, Source::Roster).await
     }
 
-    /// Runs sessions over this store: for the recruiter, or for `own` jobs alone.
+    /// Runs sessions over this store.
     pub(crate) async fn run_over(
         self,
         store: Arc<Store>,
         config: WorkerConfig,
         shutdown: Shutdown,
         notifier: Notifier,
-        own: Option<Arc<OwnJobs>>,
+        source: Source,
     ) -> Result<Ended, WorkerError> {
         self.validate(&config)?;
         #[cfg(feature = "process")]
@@ -373,7 +373,7 @@ impl Worker {
         let Self { registry, policies, layers, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
         let dependencies =
-            Dependencies { store, heartbeat_store, config, process, registry, policies, layers, listener, own, notifier, watchdog };
+            Dependencies { store, heartbeat_store, config, process, registry, policies, layers, listener, source, notifier, watchdog };
         let ended = as_task(engine::run(Arc::new(dependencies), shutdown)).await;
         #[cfg(feature = "process")]
         futures_util::future::join_all(pools.iter().map(|pool| pool.close())).await;

@@ -18,7 +18,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{Ended, Ran, Worker, WorkerConfig, WorkerError, engine::own::OwnJobs};
+use crate::{
+    Ended, Ran, Worker, WorkerConfig, WorkerError,
+    engine::source::{Source, own::OwnJobs},
+};
 
 /// How long an enqueued job is kept from the workers until this process starts it. A start takes a few milliseconds.
 const KEPT_FOR: chrono::TimeDelta = chrono::TimeDelta::seconds(10);
@@ -103,7 +106,7 @@ impl Worker {
         let slots = Semaphore::new(config.concurrency as usize);
         let (trigger, shutdown) = Shutdown::manual();
         let (running, ending) =
-            (self.run_over(Arc::new(store.clone()), config, shutdown, Notifier::Silent, Some(own.clone())), Ending(own.clone()));
+            (self.run_over(Arc::new(store.clone()), config, shutdown, Notifier::Silent, Source::Own(own.clone())), Ending(own.clone()));
         let task = tokio::spawn(async move {
             let _ending = ending;
             running.await

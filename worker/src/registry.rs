@@ -109,11 +109,6 @@ impl Registry {
         &self.defaults
     }
 
-    /// How many jobs run at a time of this class, if it has a limit.
-    pub(crate) fn limit_of(&self, class: &str) -> Option<u32> {
-        self.concurrency.get(class).map(|jobs| jobs.get())
-    }
-
     /// The limits of the classes, as long as none of their jobs is here.
     pub(crate) fn class_slots(&self) -> Vec<ClassSlots> {
         self.concurrency.iter().map(|(class, jobs)| ClassSlots { class: class.clone(), free: jobs.get() }).collect()

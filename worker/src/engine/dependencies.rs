@@ -11,7 +11,7 @@ use recruiter_common::{
     store::Store,
 };
 
-use super::own::OwnJobs;
+use super::source::Source;
 use crate::{config::WorkerConfig, event::Listener, layer::Layers, panics::guarded, registry::Registry};
 
 /// What all sessions of a worker process use.
@@ -25,8 +25,8 @@ pub(crate) struct Dependencies {
     pub(crate) policies: RetryPolicies,
     pub(crate) layers: Layers,
     pub(crate) listener: Option<Arc<Listener>>,
-    /// For a process that executes the jobs that it enqueues, and no others.
-    pub(crate) own: Option<Arc<OwnJobs>>,
+    /// Where the jobs come from.
+    pub(crate) source: Source,
     pub(crate) notifier: Notifier,
     /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,
@@ -34,16 +34,6 @@ pub(crate) struct Dependencies {
 
 /// The retry policy of a job, or why it cannot be used.
 pub(crate) type Policy = Result<Arc<dyn RetryPolicy>, Failure>;
-
-impl Dependencies {
-    /// Decodes the retry policy of a job, which is code of users.
-    ///
-    /// # Errors
-    /// The class of the policy when this worker does not know it.
-    pub(crate) fn policy(&self, job: &Job) -> Result<Policy, String> {
-        policy_of(&self.policies, job)
-    }
-}
 
 /// Decodes the retry policy of a job, which is code of users.
 ///

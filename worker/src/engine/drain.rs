@@ -13,15 +13,15 @@ use std::time::{Duration, Instant as Monotonic};
 use recruiter_common::{
     ids::JobId,
     shutdown::{Shutdown, pause},
-    store::Hint,
+    store::{HeartbeatReply, Hint},
     telemetry::{chain, milliseconds},
 };
 use tokio::time::timeout;
 
 use super::{
-    heartbeat::News,
+    run::tasks::TaskPanicked,
     session::{Session, SessionEnd},
-    slots::TaskPanicked,
+    starts::release_unconfirmed,
 };
 use crate::cancellation::{Cancel, Cancellation};
 
@@ -38,20 +38,6 @@ const LAST_RECORDS: Duration = Duration::from_secs(15);
 /// A longer grace period is cut to this: an instant plus the longest duration would overflow.
 const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-/// The result of a wait for the running jobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-enum Waited {
-    /// No job runs any more.
-    AllEnded,
-    /// The time is over, and some jobs still run.
-    TimeOver,
-    /// A cleaner has declared the worker dead in the meantime.
-    Retired,
-    /// A task of the session has panicked.
-    Broken,
-}
-
 /// Ends a session for the reason `end`. Returns another reason if the worker is declared dead, or a task panics, in the meantime.
 pub(crate) async fn drain(mut session: Session, mut end: SessionEnd, shutdown: &mut Shutdown) -> SessionEnd {
     if matches!(end, SessionEnd::Stopped | SessionEnd::MemoryLimit) {
@@ -64,11 +50,10 @@ pub(crate) async fn drain(mut session: Session, mut end: SessionEnd, shutdown: &
     let now = session.store().now();
     if end != SessionEnd::Broken {
         // MongoDB may be unreachable. The roster names the jobs that are not released in time.
-        let _ = timeout(LAST_RELEASE, session.work.intake.release_unconfirmed(now)).await;
+        let _ = timeout(LAST_RELEASE, release_unconfirmed(&session.environment, session.id, now)).await;
     }
-    let mut unended = session.work.slots.jobs();
-    unended.extend(session.work.intake.unconfirmed(now));
-    let in_hooks = session.work.slots.table().count_recorded();
+    let unended = session.environment.held.working_on();
+    let in_hooks = session.environment.held.count_recorded();
     if in_hooks > 0 {
         tracing::warn!(worker.id = %session.id, count = in_hooks, "aborting hooks; the ends of their jobs are recorded");
     }
@@ -89,77 +74,73 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
     if session.work.finish_starts().await.is_err() {
         return SessionEnd::Broken;
     }
-    tracing::info!(worker.id = %session.id, count = session.work.slots.running(), grace_ms = milliseconds(grace), "taking no more jobs");
-    session.work.slots.for_each_job(Cancel::no_more_items);
+    tracing::info!(worker.id = %session.id, count = session.work.tasks.running(), grace_ms = milliseconds(grace), "taking no more jobs");
+    session.environment.held.for_each_job(Cancel::no_more_items);
     let mut waited = wait(session, until, Duration::ZERO, shutdown).await;
-    if waited == Waited::TimeOver {
+    if waited == Ok(false) {
         let why = if end == SessionEnd::MemoryLimit { Cancellation::MemoryLimit } else { Cancellation::WorkerStopping };
         tracing::warn!(
             worker.id = %session.id,
-            count = session.work.slots.running(),
+            count = session.work.tasks.running(),
             grace_ms = milliseconds(grace),
             "interrupting jobs that did not end within the grace; if this happens often, raise it, and the time that the supervisor waits"
         );
-        session.work.slots.for_each_job(|cancel| cancel.cancel(why));
+        session.environment.held.for_each_job(|cancel| cancel.cancel(why));
         let cancelled_for = WAIT_AFTER_CANCEL.max(session.dependencies().registry.stops_within());
         waited = wait(session, Monotonic::now() + cancelled_for, HURRIED_FOR, shutdown).await;
     }
-    match waited {
-        Waited::AllEnded | Waited::TimeOver => end,
-        Waited::Retired => SessionEnd::Retired,
-        Waited::Broken => SessionEnd::Broken,
-    }
+    waited.map_or_else(|other| other, |_| end)
 }
 
 /// Waits until no job runs any more or `until` has passed. After a second signal it waits for `hurried` at most. Jobs can still be
-/// cancelled.
-async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, shutdown: &mut Shutdown) -> Waited {
+/// cancelled. Returns whether all jobs have ended, or another end of the session.
+async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, shutdown: &mut Shutdown) -> Result<bool, SessionEnd> {
     let mut is_hurried = false;
-    while session.work.slots.running() > 0 {
+    while session.work.tasks.running() > 0 {
         session.progress();
         tokio::select! {
-            Some(ended) = session.work.slots.ended() => match ended {
+            Some(ended) = session.work.tasks.ended() => match ended {
                 Ok(()) => session.work.return_permits().await,
-                Err(TaskPanicked) => return Waited::Broken,
+                Err(TaskPanicked) => return Err(SessionEnd::Broken),
             },
-            _ = &mut session.recording => return Waited::Broken,
+            _ = &mut session.recording => return Err(SessionEnd::Broken),
             news = session.news.recv() => match news {
-                Some(News::Retired) => return Waited::Retired,
-                Some(News::Alive { .. }) => session.read_cancellations().await,
-                None => return Waited::Broken,
+                Some(HeartbeatReply::Retired) => return Err(SessionEnd::Retired),
+                Some(HeartbeatReply::Seen { .. }) => session.read_cancellations().await,
+                None => return Err(SessionEnd::Broken),
             },
             hint = session.hints.next() => if let Hint::Cancel { job } = hint {
                 session.cancel(job);
             },
-            () = pause(until.saturating_duration_since(Monotonic::now())) => return Waited::TimeOver,
+            () = pause(until.saturating_duration_since(Monotonic::now())) => return Ok(false),
             () = pause(session.environment.dependencies.watchdog.next_in()) => {}
             () = shutdown.aborted(), if !is_hurried => {
                 is_hurried = true;
-                session.work.slots.for_each_job(Cancel::hurry);
+                session.environment.held.for_each_job(Cancel::hurry);
                 until = until.min(Monotonic::now() + hurried);
             }
         }
     }
-    Waited::AllEnded
+    Ok(true)
 }
 
 /// Cancels the jobs of a session that must not record their ends, and waits for them for `WAIT_AFTER_CANCEL` at most.
 async fn drop_jobs(session: &mut Session, end: SessionEnd) {
-    let count = session.work.slots.running();
+    let count = session.work.tasks.running();
     if end == SessionEnd::Retired {
         tracing::warn!(worker.id = %session.id, count, "this worker was declared dead: cancelling its jobs without recording them");
     } else {
         tracing::error!(worker.id = %session.id, count, "a task of this worker has panicked: a cleaner will rescue its jobs");
     }
-    session.work.slots.for_each_job(|cancel| cancel.cancel(Cancellation::ClaimLost));
+    session.environment.held.for_each_job(|cancel| cancel.cancel(Cancellation::ClaimLost));
     if end == SessionEnd::Retired {
         // The jobs that they have locked are released, or rescued by a cleaner.
         let _ = session.work.drop_starts().await;
     }
     let until = Monotonic::now() + WAIT_AFTER_CANCEL;
-    while session.work.slots.running() > 0 && Monotonic::now() < until {
+    while session.work.tasks.running() > 0 && Monotonic::now() < until {
         session.progress();
-        let _ = timeout(until.saturating_duration_since(Monotonic::now()), session.work.slots.ended()).await;
+        let _ = timeout(until.saturating_duration_since(Monotonic::now()), session.work.tasks.ended()).await;
     }
 }
 

@@ -2,79 +2,31 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `session` | one registration: the event loop |
-//! | `own` | jobs that this process has enqueued and executes itself |
-//! | `table`, `phases` | the jobs that a session holds, and the phase of each |
-//! | `work` | takes assignments, starts and runs their jobs, and reports to the roster |
-//! | `slots` | the tasks that run jobs, and the number of free slots |
-//! | `prefetch` | the queue of jobs to start, and how many jobs are accepted ahead |
-//! | `permits` | the permits of limited jobs that this worker holds |
-//! | `class_limits` | how many jobs of a class this process holds at a time |
-//! | `intake` | decides which assigned jobs can be started, and which locked jobs are run |
-//! | `startable` | a job that this worker can start |
-//! | `starts` | starts that MongoDB has not answered yet |
-//! | `locked_ahead` | jobs that are started before a slot is free |
-//! | `reading`, `portion` | assigned jobs, read in portions over a slow connection |
-//! | `unconfirmed` | starts whose reply was lost or late |
-//! | `skipped` | jobs that were assigned and not run |
-//! | `turn` | the reports to the roster |
-//! | `attempt` | context, run, verdict, record, hooks |
-//! | `bundle`, `items` | many items in one job, on the same parts |
-//! | `deadline` | limits, cancellation, panics |
-//! | `traces` | the span of an execution in OpenTelemetry |
-//! | `snooze` | the cap of snoozes |
-//! | `continuation` | the jobs that a job becomes |
-//! | `verdict` | what is recorded about an end: a pure function |
-//! | `events` | the events and the log line of an attempt |
-//! | `ran` | the end of an execution, for a caller |
-//! | `solo` | executes a job without a session, for tests of applications |
-//! | `recorder` | writes ends and item progress in batches |
 //! | `drain` | the end of a session |
-//! | `heartbeat`, `lease` | how long this worker may start jobs |
-//! | `leader` | a warning when no recruiter leads |
-//! | `shortage`, `memory` | limits of the machine |
-//! | `dependencies`, `environment` | what all sessions of a process use; what all jobs of a session use |
+//! | `session` | one registration: the event loop |
+//! | `turn` | the reports to the roster |
+//! | `starts` | reads assigned jobs and locks them |
+//! | `run` | runs jobs |
+//! | `environment` | what all jobs of a session use |
+//! | `lease` | how long this worker may start jobs; its heartbeat |
+//! | `held` | the jobs that a session holds, and the phase of each |
+//! | `dependencies` | what all sessions of a process use |
+//! | `source` | where the jobs come from: the roster, or this process |
+//! | `record` | what is recorded about ends, and the task that writes it |
+//!
+//! A module uses those below it in this list.
 
-mod attempt;
-mod bundle;
-mod class_limits;
-mod continuation;
-mod deadline;
 pub(crate) mod dependencies;
 mod drain;
 mod environment;
-mod events;
-mod heartbeat;
-mod intake;
-mod items;
-mod leader;
+mod held;
 mod lease;
-mod locked_ahead;
-pub(crate) mod memory;
-pub(crate) mod own;
-mod permits;
-mod phases;
-mod portion;
-mod prefetch;
-pub(crate) mod ran;
-mod reading;
-pub(crate) mod recorder;
+mod record;
+mod run;
 mod session;
-mod shortage;
-mod skipped;
-mod slots;
-mod snooze;
-#[cfg(feature = "testing")]
-pub mod solo;
-mod startable;
+pub(crate) mod source;
 mod starts;
-mod table;
-#[cfg(feature = "opentelemetry")]
-mod traces;
 mod turn;
-mod unconfirmed;
-mod verdict;
-mod work;
 
 use std::{sync::Arc, time::Duration};
 
@@ -85,6 +37,10 @@ use recruiter_common::{
     workers::Request,
 };
 
+pub use self::record::ran::Ran;
+#[cfg(feature = "testing")]
+pub use self::run::solo;
+pub(crate) use self::session::memory;
 use self::{
     dependencies::Dependencies,
     session::{Session, SessionEnd},
@@ -126,8 +82,7 @@ async fn run_session(
     request: &mut Option<Request>,
     shutdown: &mut Shutdown,
 ) -> Result<SessionEnd, StoreError> {
-    let own = dependencies.own.clone();
-    let mut session = Session::register(dependencies).await?;
+    let mut session = Session::register(dependencies.clone()).await?;
     let offered = async {
         if let Some(request) = request.clone() {
             session.stay_quiet(request).await?;
@@ -136,16 +91,12 @@ async fn run_session(
     };
     let offered = offered.await;
     let wanted = if offered.is_ok() { session.run_jobs(shutdown).await } else { SessionEnd::Stopped };
-    if let Some(own) = &own {
-        own.close();
-    }
+    dependencies.source.own().inspect(|own| own.close());
     if offered.is_ok() {
         request.clone_from(&session.request);
     }
     let end = drain::drain(session, wanted, shutdown).await;
-    if let Some(own) = &own {
-        own.clear();
-    }
+    dependencies.source.own().inspect(|own| own.clear());
     // A worker that was to stop does not return.
     let end = if (wanted, end) == (SessionEnd::Stopped, SessionEnd::Retired) { SessionEnd::Stopped } else { end };
     offered.map(|()| end)

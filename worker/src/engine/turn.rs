@@ -31,7 +31,7 @@ pub(crate) struct Turn {
     /// The duration of the last report.
     pub(crate) round_trip: Option<Duration>,
     /// Whether the roster must get a report: slots or jobs have changed since the last one.
-    is_outdated: bool,
+    pub(crate) is_outdated: bool,
     /// The free slots in the roster, if the recruiter may assign jobs to this worker.
     offered: Option<Offered>,
     /// Whether the next report returns permits: the roster names some that are no longer held.
@@ -63,15 +63,6 @@ impl Turn {
     /// Whether the recruiter may assign jobs to this worker, and the roster shows these free slots.
     pub(crate) fn offers(&self, slots: &Offered) -> bool {
         self.offered.as_ref() == Some(slots)
-    }
-
-    /// Notes that slots or jobs have changed since the last report.
-    pub(crate) fn mark_outdated(&mut self) {
-        self.is_outdated = true;
-    }
-
-    pub(crate) fn is_outdated(&self) -> bool {
-        self.is_outdated
     }
 
     /// Whether the roster should show what this worker has: there is no assignment that was not taken yet.

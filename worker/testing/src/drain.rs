@@ -152,7 +152,7 @@ impl<'a> Drain<'a> {
             }
             let solo =
                 Solo::new(self.worker, Some(Arc::new(self.store.clone())), job).map_err(|source| DrainError::NotAlone { id, source })?;
-            let execution = solo.execute(self.store.now(), clock).await;
+            let mut execution = solo.execute(self.store.now(), clock).await;
             if execution.record(self.store, &mut session, &solo).await? != Recorded::Yes {
                 return Err(DrainError::Overtaken(id));
             }

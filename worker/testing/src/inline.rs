@@ -111,7 +111,7 @@ impl<'a> Inline<'a> {
         let now = || given.unwrap_or_else(|| bson::DateTime::now().to_chrono());
         let job = Job { attempts: attempt - 1, ..job.to_job(now())? };
         let solo = Solo::new(worker, store.map(Arc::new), Arc::new(job))?;
-        let execution = solo.execute(now(), now).await;
+        let mut execution = solo.execute(now(), now).await;
         execution.hooks().await;
         Ok(execution.ran())
     }

@@ -1,0 +1,231 @@
+//! Jobs from their assignment to their start: they are queued, and leave the queue for a start or are returned.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant as Monotonic},
+};
+
+use recruiter_common::ids::JobId;
+
+use super::{
+    Held, Phase,
+    pace::BYTES,
+    startable::{PermitLane, Startable},
+};
+
+/// The jobs of the next start.
+#[derive(Default)]
+pub(crate) struct Next {
+    /// Jobs for free slots.
+    pub(crate) jobs: Vec<Startable>,
+    /// Jobs to be locked ahead.
+    pub(crate) ahead: Vec<Startable>,
+}
+
+impl Next {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.ahead.is_empty()
+    }
+}
+
+impl Held {
+    /// Whether the session holds the job, in any phase.
+    pub(crate) fn holds(&self, job: JobId) -> bool {
+        self.known().get(job).is_some()
+    }
+
+    /// Queues jobs that can be started. The first in free slots are always added, each further one if the queue stays within `BYTES`.
+    /// Jobs beyond the limit of their class are not: an operator can assign a job by hand. Returns the ids of those that were not added.
+    pub(crate) fn queue(&self, mut jobs: Vec<Startable>, now: Monotonic) -> Vec<JobId> {
+        let mut known = self.known();
+        let mut for_slots = known.free();
+        jobs.sort_by_key(Startable::position);
+        let mut without_room = Vec::new();
+        for job in jobs {
+            let (id, bytes) = (job.id(), job.bytes());
+            known.pace.size(bytes);
+            let fits = for_slots > 0 || known.queue.bytes() + bytes <= BYTES;
+            if fits && known.add(job, now) {
+                for_slots = for_slots.saturating_sub(1);
+            } else {
+                without_room.push(id);
+            }
+        }
+        without_room
+    }
+
+    /// The jobs of the next start, in their order: for free slots, and up to `to_lock` that are locked ahead. None of the latter before half
+    /// of the last ones have got slots.
+    pub(crate) fn next(&self, locks_ahead: bool, now: Monotonic) -> Next {
+        let mut known = self.known();
+        let (free, locked) = (known.free(), known.number(&[Phase::LockedAhead]));
+        let to_lock = if locks_ahead { known.pace.to_lock_ahead() } else { 0 };
+        let mut next = Next::default();
+        if free <= locked && locked > to_lock / 2 {
+            return next;
+        }
+        let is_idle = locked + known.number(&Phase::IN_SLOTS) + known.number(&Phase::ENDING) == 0;
+        let for_slots = free.saturating_sub(locked) as usize;
+        while next.jobs.len() < for_slots
+            && let Some(job) = known.queue.pop_if(|_| true)
+        {
+            known.set(job.id(), Phase::Starting);
+            next.jobs.push(job);
+        }
+        let for_later = to_lock.saturating_sub(locked.saturating_sub(free)) as usize;
+        while next.ahead.len() < for_later
+            && let Some(job) = known.queue.pop_if(Startable::may_be_locked_ahead)
+        {
+            known.set(job.id(), Phase::LockedAhead);
+            next.ahead.push(job);
+        }
+        if is_idle && !next.jobs.is_empty() {
+            known.pace.begin(now);
+        }
+        next
+    }
+
+    /// Removes queued jobs that wait for permits which no job here will pass on.
+    pub(crate) fn remove_stranded(&self) -> Vec<JobId> {
+        let known = &mut *self.known();
+        if !known.queue.has_limited() {
+            return Vec::new();
+        }
+        let lanes: HashSet<PermitLane> = known.permits().map(|permits| permits.lane.clone()).collect();
+        let stranded = known.queue.without_permits(|lane| lanes.contains(lane));
+        known.forget(stranded)
+    }
+
+    /// Removes the queued jobs that have waited too long. Until a job has ended, no more are accepted ahead.
+    pub(crate) fn remove_overdue(&self, now: Monotonic) -> Vec<JobId> {
+        let known = &mut *self.known();
+        let overdue = known.queue.overdue(known.pace.patience(), now);
+        if !overdue.is_empty() {
+            known.pace.stall();
+        }
+        known.forget(overdue)
+    }
+
+    /// Removes all queued jobs, and recalls those that are locked ahead.
+    pub(crate) fn recall(&self) -> Vec<JobId> {
+        let known = &mut *self.known();
+        known.recall();
+        let queued = known.queue.clear();
+        known.forget(queued)
+    }
+
+    /// Drops permits that no job has needed for a moment, or all free ones. Returns whether a report must return some.
+    pub(crate) fn drop_permits(&self, all: bool, now: Monotonic) -> bool {
+        self.known().free_permits.drop_old(all, now)
+    }
+
+    /// The time until a job has waited too long, or permits must be returned.
+    pub(crate) fn returns_in(&self) -> Option<Duration> {
+        let known = self.known();
+        let overdue_at = known.queue.oldest().map(|since| since + known.pace.patience());
+        overdue_at.into_iter().chain(known.free_permits.return_at()).min().map(|at| at.saturating_duration_since(Monotonic::now()))
+    }
+
+    /// Notes how long a start took.
+    pub(crate) fn note_start_took(&self, took: Duration) {
+        self.known().pace.start_took(took);
+    }
+
+    /// Notes how long a report took.
+    pub(crate) fn note_round_trip(&self, took: Duration) {
+        self.known().pace.round_trip(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::{Document, doc};
+    use recruiter_common::{limits::Permit, roster::ClassSlots};
+
+    use super::*;
+    use crate::{engine::held::startable::tests::limited, threads::Threads};
+
+    #[test]
+    fn jobs_beyond_the_limit_of_their_class_are_returned_until_others_have_ended() {
+        let limits = [("a", 2), ("b", 1)].map(|(class, free)| ClassSlots { class: class.to_owned(), free });
+        let held = Held::new(100, Threads::default(), limits.to_vec());
+        let queue = |class: &str, count: usize| {
+            let jobs = (0..count).map(|_| limited(doc! { "workable": { "class": class } }, None));
+            held.queue(jobs.collect(), Monotonic::now()).len()
+        };
+        assert_eq!([queue("a", 1), queue("c", 5), queue("b", 2)], [0, 0, 1]);
+        let free = || held.offer(true).class_slots.into_iter().map(|slots| (slots.class, slots.free)).collect::<Vec<_>>();
+        assert_eq!(free(), [("a".into(), 1), ("b".into(), 0)]);
+        assert_eq!(queue("a", 2), 1);
+        let next = held.next(false, Monotonic::now());
+        assert_eq!((next.jobs.len(), free()), (8, vec![("a".into(), 0), ("b".into(), 0)]), "they are not executed yet");
+        let first = next.jobs.iter().find(|job| job.job().class == "a").expect("two of them").id();
+        held.fill(first);
+        held.note_ended(first);
+        assert_eq!((free(), queue("a", 2)), (vec![("a".into(), 1), ("b".into(), 0)], 1), "the first has ended");
+    }
+
+    /// A job of a gate, with these permits; without any, it is assigned ahead.
+    fn of_gate(gate: &str, names: &[&str]) -> Startable {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let permit = Permit { gate: Some(gate.to_owned()), is_ahead: names.is_empty(), names, between: None };
+        limited(doc! { "gate": gate }, Some(permit))
+    }
+
+    #[test]
+    fn a_permit_goes_to_the_next_job_of_its_lane_or_is_returned_after_a_moment() {
+        let (held, now) = (Held::new(4, Threads::default(), Vec::new()), Monotonic::now());
+        let jobs = [of_gate("a", &["a#0"]), of_gate("b", &["b#0"]), of_gate("a", &[]), of_gate("c", &[])];
+        let [a, b, next_of_a, stranded] = [0, 1, 2, 3].map(|index: usize| jobs[index].id());
+        assert_eq!(held.queue(jobs.into(), now), []);
+        assert_eq!(held.remove_stranded(), [stranded], "no job has permits of its lane");
+        assert_eq!(held.next(false, now).jobs.len(), 2, "the others wait for permits");
+        assert!(!held.drop_permits(true, now), "both are used");
+        for job in [a, b] {
+            held.fill(job);
+            held.note_ended(job);
+        }
+        let next = held.next(false, now).jobs;
+        assert_eq!(next.iter().map(|job| (job.id(), job.permits())).collect::<Vec<_>>(), [(next_of_a, Some(&["a#0".to_owned()][..]))]);
+        assert_eq!(held.permit_names().len(), 2, "the roster still names it");
+        assert!(held.returns_in().is_some() && !held.drop_permits(false, now));
+        assert!(held.drop_permits(false, now + Duration::from_secs(1)));
+        assert_eq!(held.permit_names(), ["a#0"]);
+        held.remove(&[next_of_a]);
+        let later = of_gate("a", &[]);
+        let id = later.id();
+        held.queue(vec![later], now);
+        assert_eq!(held.next(false, now).jobs.first().map(Startable::id), Some(id), "it gets the permit that was kept");
+        held.remove(&[id]);
+        assert!(held.drop_permits(true, now) && held.permit_names().is_empty(), "a worker that stops keeps none");
+    }
+
+    /// Until then no other job is the first of the line.
+    #[test]
+    fn a_job_in_a_line_keeps_its_permit_until_its_end_is_recorded() {
+        let (held, now) = (Held::new(1, Threads::default(), Vec::new()), Monotonic::now());
+        let job = of_gate(">line", &[">line#0"]);
+        let id = job.id();
+        held.queue(vec![job], now);
+        held.next(false, now);
+        held.fill(id);
+        held.note_ended(id);
+        assert!(!held.drop_permits(true, now));
+        held.note_recorded(id);
+        assert!(held.drop_permits(true, now));
+    }
+
+    /// Jobs for free slots are queued even above the limit of bytes, and jobs that are held already are not queued again.
+    #[test]
+    fn a_queue_has_room_for_jobs_of_free_slots_and_for_so_many_bytes() {
+        let large = || limited(doc! { "workable": { "class": "x", "parameters": "x".repeat(BYTES - 1_000) } }, None);
+        let (held, now) = (Held::new(1, Threads::default(), Vec::new()), Monotonic::now());
+        let [first, second] = [large(), large()];
+        let ids = [first.id(), second.id()];
+        assert_eq!(held.queue(vec![first, second], now), [ids[1]]);
+        let again = limited(doc! { "_id": ids[0] } as Document, None);
+        assert_eq!(held.queue(vec![again], now), [ids[0]]);
+        assert_eq!(held.remove_overdue(now + Duration::from_secs(60)), [ids[0]]);
+        assert_eq!((held.holds(ids[0]), held.recall()), (false, vec![]));
+    }
+}

@@ -1,0 +1,73 @@
+//! What the roster shows of this worker, derived from the jobs that it holds.
+
+use recruiter_common::{ids::JobId, roster::Offered, store::Offer};
+
+use super::{Held, Phase, known::Known};
+
+impl Held {
+    /// What this worker offers and holds. Queued jobs get the free slots first, and only the remaining slots are offered; none if it accepts
+    /// no assignments. Jobs whose start is on its way are listed as prefetched: until they are locked, the recruiter must not assign them to
+    /// another worker.
+    pub(crate) fn offer(&self, is_accepting: bool) -> Offer {
+        let known = self.known();
+        let Offered { slots, class_slots } = known.offered(is_accepting);
+        let (ready, ahead) = (known.number(&[Phase::Queued]), known.number(&Phase::QUEUED));
+        Offer {
+            slots,
+            class_slots,
+            prefetch: if is_accepting { known.pace.room(ahead, known.free().min(ready)) } else { 0 },
+            prefetched: known.jobs(Phase::is_prefetched).collect(),
+            held_permits: known.permit_names(),
+            working_on: known.working_on(),
+        }
+    }
+
+    /// The names of all permits that are held.
+    pub(crate) fn permit_names(&self) -> Vec<String> {
+        self.known().permit_names()
+    }
+
+    /// The jobs that this worker may have locked before its next report.
+    pub(crate) fn working_on(&self) -> Vec<JobId> {
+        self.known().working_on()
+    }
+
+    /// The jobs that are started, without those whose end is recorded.
+    pub(crate) fn started(&self) -> Vec<JobId> {
+        self.known().jobs(Phase::is_started).collect()
+    }
+
+    /// The number of jobs of which only the hooks still run.
+    pub(crate) fn count_recorded(&self) -> u32 {
+        self.known().number(&[Phase::Recorded])
+    }
+
+    /// Whether jobs wait for their start.
+    pub(crate) fn has_queued(&self) -> bool {
+        self.known().number(&Phase::QUEUED) > 0
+    }
+
+    /// What this worker offers, if it needs jobs: slots are free, or it accepts more ahead.
+    pub(crate) fn wanted(&self, is_accepting: bool) -> Option<Offered> {
+        let known = self.known();
+        let offered = known.offered(is_accepting);
+        (offered.slots > 0 || known.pace.is_low(known.number(&Phase::QUEUED))).then_some(offered)
+    }
+}
+
+impl Known {
+    /// How many jobs this worker accepts in free slots, and of the classes that have a limit.
+    fn offered(&self, is_accepting: bool) -> Offered {
+        let before = self.number(&[Phase::Queued, Phase::LockedAhead]);
+        Offered { slots: if is_accepting { self.free().saturating_sub(before) } else { 0 }, class_slots: self.class_slots() }
+    }
+
+    fn permit_names(&self) -> Vec<String> {
+        self.permits().flat_map(|permits| &permits.names).cloned().collect()
+    }
+
+    fn working_on(&self) -> Vec<JobId> {
+        let is_held = |job: &JobId| self.get(*job).is_some_and(|(phase, _)| phase.is_held());
+        self.jobs(Phase::is_held).chain(self.unconfirmed.jobs().filter(|job| !is_held(job))).collect()
+    }
+}

@@ -1,0 +1,77 @@
+//! Where a job is executed: in a slot of a session, or alone.
+
+use std::{sync::Arc, time::Duration};
+
+use recruiter_common::{ids::JobId, instant::Instant, store::Store};
+
+use super::{deadline, snooze};
+use crate::{
+    Worker,
+    context::Context,
+    engine::environment::Environment,
+    outcome::{Done, NotDone},
+    registry::{Ready, Registry},
+};
+
+/// Where a job is executed.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    /// In a slot of a session.
+    Session(&'a Environment),
+    /// Outside of a session. Nothing cancels such an execution except its time limit.
+    #[cfg_attr(not(feature = "testing"), expect(dead_code, reason = "for the test kit"))]
+    Alone(&'a Alone<'a>),
+}
+
+/// What an execution outside of a session has.
+pub(super) struct Alone<'a> {
+    pub(super) worker: &'a Worker,
+    pub(super) store: Option<&'a Arc<Store>>,
+    pub(super) clock: &'a (dyn Fn() -> Instant + Sync),
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn registry(self) -> &'a Registry {
+        match self {
+            Self::Session(environment) => &environment.dependencies.registry,
+            Self::Alone(alone) => &alone.worker.registry,
+        }
+    }
+
+    pub(super) fn store(self) -> Option<&'a Arc<Store>> {
+        match self {
+            Self::Session(environment) => Some(&environment.dependencies.store),
+            Self::Alone(alone) => alone.store,
+        }
+    }
+
+    pub(super) fn now(self) -> Instant {
+        match self {
+            Self::Session(environment) => environment.dependencies.store.now(),
+            Self::Alone(alone) => (alone.clock)(),
+        }
+    }
+
+    /// Notes that the workable of a job has ended: its slot is free. Returns the time by the clock of the current primary, which decides when
+    /// retries are due; an estimate if MongoDB does not answer.
+    pub(super) async fn ended(self, job: JobId) -> Instant {
+        if let Self::Session(environment) = self {
+            environment.held.note_ended(job);
+            let _ = environment.dependencies.store.fresh_clock().await;
+        }
+        self.now()
+    }
+
+    /// Executes the workable of a job or of an item within its limits.
+    pub(super) async fn execute(self, workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
+        let (layers, time_limit) = match self {
+            Self::Session(environment) => (&environment.dependencies.layers, environment.dependencies.config.time_limit),
+            Self::Alone(alone) => (&alone.worker.layers, None),
+        };
+        let ended = snooze::capped(deadline::execute(workable, context, limit.or(time_limit), layers).await, &context.job);
+        if let (Err(NotDone::NoResources(failure)), Self::Session(environment)) = (&ended, self) {
+            environment.held.note_shortage(&failure.message);
+        }
+        ended
+    }
+}
