@@ -486,13 +486,26 @@ async fn a_started_job_is_not_entered_while_the_lease_is_over() {
     let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(1);
     let armed = fault.arm(database.uri()).await;
     pause(Duration::from_millis(1_500)).await;
-    wait_until(SOON, "heartbeats fail", async || armed.struck().await >= 3).await;
+    let fails_again = async || {
+        let before = armed.struck().await;
+        wait_until(SOON, "heartbeats fail", async || armed.struck().await >= before + 3).await;
+    };
+    fails_again().await;
+    // It refuses one assignment, and is offered no other before its next heartbeat.
+    let refused = Greet { name: "Eve".into(), fail_until_attempt: 0 }.as_job().enqueue(&store).await.unwrap().id;
+    let entry = async || database.raw("roster").find_one(doc! {}).await.unwrap().unwrap();
+    wait_until(SOON, "it refuses", async || entry().await.get_bool("available").is_ok_and(|available| !available)).await;
+    let round = entry().await.get("round").cloned();
+    fails_again().await;
+    assert_eq!(entry().await.get("round"), round.as_ref(), "it was assigned again and again");
     drop(let_go);
     pause(Duration::from_millis(500)).await;
     assert!(diary.lines().is_empty(), "{:?}", diary.lines());
     drop(armed);
-    assert_eq!(archived(&database, id).await.get_i32("attempts").unwrap(), 1);
-    assert_eq!(attempts(&diary), 1);
+    for job in [id, refused] {
+        assert_eq!(archived(&database, job).await.get_i32("attempts").unwrap(), 1);
+    }
+    assert_eq!(attempts(&diary), 2);
     worker.stop().await;
     recruiter.stop().await;
 }

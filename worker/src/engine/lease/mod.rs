@@ -44,6 +44,11 @@ impl Lease {
         self.until().is_none()
     }
 
+    /// Whether a lease has ended since the last acknowledged heartbeat: no start succeeds before the next one.
+    pub(crate) fn has_lapsed(&self) -> bool {
+        self.validity().is_some_and(|validity| Uptime::now() >= validity.until)
+    }
+
     /// Waits while the lease is over: then no job and no item begins, because another worker may be about to run it. Returns false if it
     /// must not begin at all. Asked directly before the workable, so that a process that was frozen after the start does not enter it.
     pub(crate) async fn may_begin(&self, cancel: &Cancel) -> bool {

@@ -57,9 +57,10 @@ impl Work {
         }
     }
 
-    /// Whether the recruiter may assign jobs: not to a quiet worker, nor to a process whose slots are for own jobs.
+    /// Whether the recruiter may assign jobs: not to a quiet worker, nor to a process whose slots are for own jobs, nor to a worker whose
+    /// lease is over. It would refuse them, and the recruiter would assign them again at once.
     pub(super) fn is_accepting(&self) -> bool {
-        !self.is_quiet && self.environment.dependencies.source.is_roster()
+        !self.is_quiet && !self.environment.lease.has_lapsed() && self.environment.dependencies.source.is_roster()
     }
 
     /// Takes an assignment that was not taken before: reads its jobs, queues them, and starts as many as there are free slots.
