@@ -3,7 +3,7 @@
 //! Every configuration that could lose or block jobs later is refused here. Each error message contains the remedy.
 
 use super::{
-    MAJORITY_LIMIT, Store, call, code_of,
+    Client, MAJORITY_LIMIT, Store, call, code_of,
     connect_error::{ConnectError, OLDEST_SERVER, invalid},
     error::StoreError,
     schema,
@@ -25,7 +25,7 @@ use std::{
 
 use bson::{Document, doc};
 use mongodb::{
-    Client, ClientSession, Database, ServerType,
+    ClientSession, Database, ServerType,
     error::{Error, ErrorKind},
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
     options::{
@@ -165,7 +165,7 @@ fn with_database(uri: &str, name: &str) -> String {
     format!("{scheme}://{hosts}/{name}{options}")
 }
 
-impl Store {
+impl Client {
     /// Connects, waits for a primary, checks that it can run the protocol, and creates missing
     /// collections, validators and indexes.
     ///
@@ -193,15 +193,15 @@ impl Store {
     /// - *Notice of failovers*: without it the server's clock is read every 5 seconds instead of every 30.
     ///
     /// The schema (collections, validators, indexes) is not created automatically. Without it an enqueueing call fails
-    /// with [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). [`Store::ensure_schema`] creates it,
+    /// with [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). [`Client::ensure_schema`] creates it,
     /// and so does the start of a recruiter, cleaner or worker.
     ///
     /// ```no_run
-    /// use recruiter_common::{enqueue::NewJob, store::Store};
+    /// use recruiter_common::{enqueue::NewJob, Client};
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = mongodb::Client::with_uri_str("mongodb://127.0.0.1:27017/?replicaSet=rs0").await?;
-    /// let store = Store::from_database(client.database("jobs"));
+    /// let store = Client::from_database(client.database("jobs"));
     /// store.ensure_schema().await?;
     ///
     /// let orders = client.database("shop").collection("orders");
@@ -230,16 +230,16 @@ impl Store {
     ///
     /// ```no_run
     /// # async fn example(client: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
-    /// use recruiter_common::store::Store;
+    /// use recruiter_common::Client;
     ///
-    /// let store = Store::from_database(client.database("shop")).with_collection_prefix("jobs_")?;
+    /// let store = Client::from_database(client.database("shop")).with_collection_prefix("jobs_")?;
     /// # Ok(())
     /// # }
     /// ```
     pub fn with_collection_prefix(self, prefix: &str) -> Result<Self, ConnectError> {
         let prefix = checked_prefix(prefix)?;
-        let (client, clock, options) = (self.client, self.clock, self.options);
-        Ok(Self { may_mend: self.may_mend, ..Self::over(client, self.database.name(), prefix, clock, options) })
+        let (driver, clock, options) = (self.driver, self.clock, self.options);
+        Ok(Self { may_mend: self.may_mend, ..Self::over(driver, self.database.name(), prefix, clock, options) })
     }
 
     /// The begin of the names of all collections; empty by default.
@@ -248,7 +248,7 @@ impl Store {
     }
 
     /// Checks that the server can run the protocol, and creates missing collections, validators and indexes. For a
-    /// store on the application's own client ([`Store::from_database`]); [`Store::connect`] does the same by itself.
+    /// store on the application's own client ([`Client::from_database`]); [`Client::connect`] does the same by itself.
     /// Needs the role `readWrite`.
     ///
     /// # Errors
@@ -315,15 +315,6 @@ impl Store {
         self.prepare(schema::Feature::Expiry).await
     }
 
-    /// Makes the index that refuses a permit to a second worker, unless it exists. The leading recruiter does it before it gives the first
-    /// permit.
-    ///
-    /// # Errors
-    /// When MongoDB refuses or cannot be reached.
-    pub async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
-        self.prepare(schema::Feature::Limits).await
-    }
-
     pub(crate) async fn prepare(&self, feature: schema::Feature) -> Result<(), StoreError> {
         if !self.is_in_use(feature).await? {
             schema::begin_to_use(self, feature).await?;
@@ -361,27 +352,7 @@ impl Store {
     pub async fn start_session(&self) -> Result<ClientSession, Error> {
         let concerns = TransactionOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
         let concerns = concerns.selection_criteria(primary()).build();
-        self.client.start_session().default_transaction_options(concerns).await
-    }
-
-    /// Connects for reading only: needs only the role `read`, waits for a shorter time, and creates nothing.
-    ///
-    /// # Errors
-    /// [`ConnectError`], whose message contains the remedy. [`ConnectError::NoRecruiter`] when the database has none of
-    /// the collections.
-    pub async fn connect_to_ask(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
-        let (store, hosts) = Self::reach(args, app_name, ASK_TIMEOUT).await?;
-        let database = || store.database.name().to_owned();
-        match schema::is_set_up(&store).await {
-            Ok(true) => {
-                schema::learn_stand_ins(&store).await?;
-                Ok(Self { may_mend: false, ..store })
-            }
-            Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
-            Err(error) if error.is_unauthorized() && store.has_no_user() => Err(ConnectError::NoUser { hosts }),
-            Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
-            Err(error) => Err(error.into()),
-        }
+        self.driver.start_session().default_transaction_options(concerns).await
     }
 
     /// Connects and checks the server. Also returns its hosts. Writes nothing.
@@ -401,11 +372,11 @@ impl Store {
         patience.hosts.clone_from(&hosts);
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
         let hello = wait_for_server(&options, &mut patience).await?;
-        let client = Client::with_options(options.clone()).map_err(invalid)?;
-        let database = client.database(&name);
+        let driver = mongodb::Client::with_options(options.clone()).map_err(invalid)?;
+        let database = driver.database(&name);
         let build = call("buildInfo", async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
         check_server(&hello, &build, &hosts)?;
-        let store = Self::over(client, &name, prefix, clock, Some(Arc::new(options)));
+        let store = Self::over(driver, &name, prefix, clock, Some(Arc::new(options)));
         if let Ok(now) = hello.get_datetime("localTime") {
             store.clock.observe(now.to_chrono(), Uptime::now());
         }
@@ -413,38 +384,10 @@ impl Store {
         Ok((store, hosts))
     }
 
-    /// The same database with its own connections, so that other traffic cannot delay it. For operations that are
-    /// repeated in a loop: the driver does not retry a failed write, because the next turn repeats it.
-    ///
-    /// # Errors
-    /// When the driver refuses its options, and for a store on the application's own client.
-    pub fn with_own_connections(&self, app_name: &str) -> Result<Self, ConnectError> {
-        self.with_connections(app_name, 2)
-    }
-
-    /// Like [`with_own_connections`](Self::with_own_connections), with at most so many of them.
-    ///
-    /// # Errors
-    /// As [`with_own_connections`](Self::with_own_connections).
-    pub fn with_connections(&self, app_name: &str, most: u32) -> Result<Self, ConnectError> {
-        let mut options = self.options.as_deref().cloned().ok_or(ConnectError::ForeignClient)?;
-        options.app_name = Some(app_name.into());
-        options.max_pool_size = Some(most);
-        options.retry_writes = Some(false);
-        let client = Client::with_options(options).map_err(invalid)?;
-        let is_set_up = self.is_set_up.clone();
-        let stand_ins = self.stand_ins.clone();
-        Ok(Self {
-            is_set_up,
-            stand_ins,
-            ..Self::over(client, self.database.name(), self.prefix.clone(), self.clock.clone(), self.options.clone())
-        })
-    }
-
     #[expect(clippy::disallowed_methods, reason = "the one place where collections are opened")]
-    fn over(client: Client, name: &str, prefix: Arc<str>, clock: Arc<ServerClock>, options: Option<Arc<ClientOptions>>) -> Self {
+    fn over(driver: mongodb::Client, name: &str, prefix: Arc<str>, clock: Arc<ServerClock>, options: Option<Arc<ClientOptions>>) -> Self {
         let concerns = DatabaseOptions::builder().read_concern(ReadConcern::majority()).write_concern(our_write_concern());
-        let database = client.database_with_options(name, concerns.selection_criteria(primary()).build());
+        let database = driver.database_with_options(name, concerns.selection_criteria(primary()).build());
         let collection = |name: &str| database.collection(&format!("{prefix}{name}"));
         Self {
             scheduled: collection("scheduled"),
@@ -471,9 +414,77 @@ impl Store {
             stand_ins: Arc::default(),
             prefix,
             parts: Arc::default(),
-            client,
+            driver,
             database,
         }
+    }
+}
+
+impl Store {
+    /// As [`Client::connect`].
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message contains the remedy.
+    pub async fn connect(to: impl Into<ConnectArgs>, app_name: &str) -> Result<Self, ConnectError> {
+        Client::connect(to, app_name).await.map(Self::from)
+    }
+
+    /// Connects for reading only: needs only the role `read`, waits for a shorter time, and creates nothing.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message contains the remedy. [`ConnectError::NoRecruiter`] when the database has none of
+    /// the collections.
+    pub async fn connect_to_ask(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
+        let (store, hosts) = Client::reach(args, app_name, ASK_TIMEOUT).await?;
+        let database = || store.database.name().to_owned();
+        match schema::is_set_up(&store).await {
+            Ok(true) => {
+                schema::learn_stand_ins(&store).await?;
+                Ok(Client { may_mend: false, ..store }.into())
+            }
+            Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
+            Err(error) if error.is_unauthorized() && store.has_no_user() => Err(ConnectError::NoUser { hosts }),
+            Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The same database with its own connections, so that other traffic cannot delay it. For operations that are
+    /// repeated in a loop: the driver does not retry a failed write, because the next turn repeats it.
+    ///
+    /// # Errors
+    /// When the driver refuses its options, and for a store on the application's own client.
+    pub fn with_own_connections(&self, app_name: &str) -> Result<Self, ConnectError> {
+        self.with_connections(app_name, 2)
+    }
+
+    /// Like [`with_own_connections`](Self::with_own_connections), with at most so many of them.
+    ///
+    /// # Errors
+    /// As [`with_own_connections`](Self::with_own_connections).
+    pub fn with_connections(&self, app_name: &str, most: u32) -> Result<Self, ConnectError> {
+        let mut options = self.options.as_deref().cloned().ok_or(ConnectError::ForeignClient)?;
+        options.app_name = Some(app_name.into());
+        options.max_pool_size = Some(most);
+        options.retry_writes = Some(false);
+        let driver = mongodb::Client::with_options(options).map_err(invalid)?;
+        let is_set_up = self.is_set_up.clone();
+        let stand_ins = self.stand_ins.clone();
+        Ok(Client {
+            is_set_up,
+            stand_ins,
+            ..Client::over(driver, self.database.name(), self.prefix.clone(), self.clock.clone(), self.options.clone())
+        }
+        .into())
+    }
+
+    /// Makes the index that refuses a permit to a second worker, unless it exists. The leading recruiter does it before it gives the first
+    /// permit.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
+        self.prepare(schema::Feature::Limits).await
     }
 }
 
@@ -619,7 +630,7 @@ impl Patience {
 async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Result<Document, ConnectError> {
     let mut options = options.clone();
     options.server_selection_timeout = Some(ATTEMPT_LIMIT.min(patience.limit / 4));
-    let database = Client::with_options(options.clone()).map_err(invalid)?.database("admin");
+    let database = mongodb::Client::with_options(options.clone()).map_err(invalid)?.database("admin");
     loop {
         let database = database.clone();
         // Runs at the same time. Its result is used only if the connection fails.
@@ -752,7 +763,7 @@ async fn hello_alone(mut options: ClientOptions) -> Option<Document> {
     options.credential = None;
     options.sdam_event_handler = None;
     options.command_event_handler = None;
-    Client::with_options(options).ok()?.database("admin").run_command(doc! { "hello": 1 }).await.ok()
+    mongodb::Client::with_options(options).ok()?.database("admin").run_command(doc! { "hello": 1 }).await.ok()
 }
 
 fn refuses_credentials(error: &Error) -> bool {

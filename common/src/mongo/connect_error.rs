@@ -120,7 +120,7 @@ pub enum ConnectError {
         hosts: String,
     },
     /// More connections are needed, but the client belongs to the application.
-    #[error("a store on the application's own client cannot open connections of its own: use Store::connect")]
+    #[error("a client on the application's own driver cannot open connections of its own: use Client::connect")]
     ForeignClient,
     /// An unexpected error of MongoDB.
     #[error(transparent)]

@@ -46,13 +46,14 @@ pub(crate) mod uri;
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
+    ops::Deref,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::Duration,
 };
 
 use bson::{Document, RawDocument, doc};
 use mongodb::{
-    Client, Collection, Database,
+    Collection, Database,
     error::Error,
     gridfs::GridFsBucket,
     options::{ClientOptions, Hint as IndexHint},
@@ -86,10 +87,13 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time for MongoDB to wait for a majority. It is shorter than [`CALL_LIMIT`], so that no connection stays occupied.
 pub(crate) const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
 
-/// The database of one job system.
+/// A connection to the database of one job system, with everything that an application does: enqueue, wait, read results, subscribe, and
+/// change settings.
+///
+/// A clone is cheap, and shares the connections.
 #[derive(Clone, Debug)]
-pub struct Store {
-    pub(crate) client: Client,
+pub struct Client {
+    pub(crate) driver: mongodb::Client,
     pub(crate) database: Database,
     pub(crate) scheduled: Collection<Document>,
     pub(crate) archived: Collection<Document>,
@@ -124,18 +128,36 @@ pub struct Store {
     pub(crate) parts: Arc<Parts>,
 }
 
-impl Store {
+/// The same connection with the operations of the three programs. Whoever has it has the [`Client`] as well.
+#[derive(Clone, Debug)]
+pub struct Store(Client);
+
+impl Deref for Store {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.0
+    }
+}
+
+impl From<Client> for Store {
+    fn from(client: Client) -> Self {
+        Self(client)
+    }
+}
+
+impl Client {
+    /// The operations of the programs, from which the verbs of the application are made.
+    pub(crate) fn store(&self) -> Store {
+        Store(self.clone())
+    }
+
     /// What a room keeps with this connection: one value of each type, made when it is first asked for.
     pub(crate) fn part<T: Default + Send + Sync + 'static>(&self) -> &T {
         self.parts.get()
     }
 
-    /// The client, for sessions and transactions of the application's own.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// The database, for views and tools; writes to its collections go through this module only.
+    /// The database, for your own reads, and for its client. Writes to the collections of the job system go through this crate only.
     pub fn database(&self) -> &Database {
         &self.database
     }

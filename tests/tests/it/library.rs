@@ -290,7 +290,7 @@ async fn a_job_enqueued_in_a_transaction_exists_with_its_commit_and_not_without(
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let scheduled = database.raw("scheduled");
-    let mut session = store.client().start_session().await.unwrap();
+    let mut session = store.database().client().start_session().await.unwrap();
     for commit in [false, true] {
         session.start_transaction().await.unwrap();
         NewJob::of_class("x", doc! {}).enqueue_in(&store, &mut session).await.unwrap();

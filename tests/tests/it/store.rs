@@ -448,7 +448,7 @@ async fn a_job_is_finished_in_a_transaction_of_the_callers() {
         let count = async |collection: &str| database.raw(collection).count_documents(doc! {}).await.unwrap();
         (count("scheduled").await, count("archived").await, count("orders").await)
     };
-    let mut session = store.client().start_session().await.unwrap();
+    let mut session = store.database().client().start_session().await.unwrap();
     let order = || store.database().run_command(doc! { "insert": "orders", "documents": [{ "paid": true }] });
 
     let none = store.finish_in(&mut session, &end).await;

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     base::{numbers::integer, telemetry::chain},
     mongo::{
-        Store,
+        Client,
         channel::Channel,
         code_of,
         error::{StoreError, code::NAMESPACE_EXISTS},
@@ -36,10 +36,10 @@ impl Kind {
 ///
 /// # Errors
 /// [`StoreError::Foreign`], before anything is written.
-pub(crate) async fn ensure_collections(store: &Store, version: i32, channel: Option<Channel>) -> Result<bool, StoreError> {
-    let found = examine(store).await?;
+pub(crate) async fn ensure_collections(client: &Client, version: i32, channel: Option<Channel>) -> Result<bool, StoreError> {
+    let found = examine(client).await?;
     let mut is_noted = found.iter().all(|found| found.is_listed);
-    let has_messages = features_in_use(store).await?.contains(&Feature::Messages);
+    let has_messages = features_in_use(client).await?.contains(&Feature::Messages);
     let is_at_once = |kind: Kind| !matches!(kind, Kind::Events | Kind::Later) && (kind != Kind::Messages || has_messages);
     let at_once = COLLECTIONS.iter().filter(|(_, kind)| is_at_once(*kind)).map(|(name, _)| (*name).to_owned());
     // Channels of other workers, which may have become ordinary collections.
@@ -48,7 +48,7 @@ pub(crate) async fn ensure_collections(store: &Store, version: i32, channel: Opt
     wanted.sort_unstable();
     wanted.dedup();
     for name in wanted {
-        match ensure_one(store, &found, version, &name).await {
+        match ensure_one(client, &found, version, &name).await {
             Err(error @ StoreError::Foreign { .. }) if name == MESSAGES => {
                 // A process that does not start would run no job at all.
                 tracing::error!(error = chain(&error), "a validator is missing, because it would refuse documents of an application");
@@ -60,20 +60,20 @@ pub(crate) async fn ensure_collections(store: &Store, version: i32, channel: Opt
 }
 
 /// The same for one collection, from those that were found. Returns whether it is a new one.
-pub(crate) async fn ensure_one(store: &Store, found: &[Found], version: i32, name: &str) -> Result<bool, StoreError> {
+pub(crate) async fn ensure_one(client: &Client, found: &[Found], version: i32, name: &str) -> Result<bool, StoreError> {
     let Some(kind) = Kind::of(name) else { return Ok(false) };
     match found.iter().find(|found| found.name == name) {
-        None => create(store, name, kind).await.map(|()| true),
+        None => create(client, name, kind).await.map(|()| true),
         Some(found) if kind.is_met_by(found) => Ok(false),
-        Some(found) if kind == Kind::Hints => replace(store, found).await.map(|()| true),
+        Some(found) if kind == Kind::Hints => replace(client, found).await.map(|()| true),
         // Collections of a newer release are left unchanged.
         Some(_) if version > SCHEMA_VERSION => Ok(false),
         Some(_) => {
             // An application may have filled it since it was listed. All documents are read, so only by a user who may go on.
-            if kind == Kind::Messages && may_change(store, name).await? {
-                match refuse_foreign_documents(store, name).await {
+            if kind == Kind::Messages && may_change(client, name).await? {
+                match refuse_foreign_documents(client, name).await {
                     Err(error) if error.is_too_slow() || matches!(error, StoreError::TimedOut { .. }) => {
-                        let collection = store.named(name);
+                        let collection = client.named(name);
                         tracing::warn!(
                             collection,
                             error = chain(&error),
@@ -86,85 +86,85 @@ pub(crate) async fn ensure_one(store: &Store, found: &[Found], version: i32, nam
             } else if kind == Kind::Messages {
                 return Ok(false);
             }
-            change_validator(store, name, kind).await.map(|()| false)
+            change_validator(client, name, kind).await.map(|()| false)
         }
     }
 }
 
 /// Creates a collection, unless another process has created it.
-async fn create(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
-    make(store, name, kind.options()).await?;
-    if kind == Kind::Hints { seed(store, name).await } else { Ok(()) }
+async fn create(client: &Client, name: &str, kind: Kind) -> Result<(), StoreError> {
+    make(client, name, kind.options()).await?;
+    if kind == Kind::Hints { seed(client, name).await } else { Ok(()) }
 }
 
-async fn make(store: &Store, name: &str, options: Document) -> Result<(), StoreError> {
-    let mut command = doc! { "create": store.named(name) };
+async fn make(client: &Client, name: &str, options: Document) -> Result<(), StoreError> {
+    let mut command = doc! { "create": client.named(name) };
     command.extend(options);
-    match run(store, "create_collection", "", command).await {
+    match run(client, "create_collection", "", command).await {
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => Ok(()),
         other => other,
     }
 }
 
 /// Creates the ring of events, with this size in bytes, unless it exists. Replaces an ordinary collection, but not one of an application.
-pub(crate) async fn ensure_events(store: &Store, size: Option<i64>) -> Result<(), StoreError> {
-    let found = examine(store).await?;
+pub(crate) async fn ensure_events(client: &Client, size: Option<i64>) -> Result<(), StoreError> {
+    let found = examine(client).await?;
     match found.iter().find(|found| found.kind == Kind::Events) {
         Some(found) if found.is_capped() => return Ok(()),
-        Some(found) => replace(store, found).await?,
+        Some(found) => replace(client, found).await?,
         None => {
-            make(store, EVENTS, doc! { "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) }).await?;
-            seed(store, EVENTS).await?;
+            make(client, EVENTS, doc! { "capped": true, "size": size.unwrap_or(SIGNALS_BYTES) }).await?;
+            seed(client, EVENTS).await?;
         }
     }
-    note(store).await
+    note(client).await
 }
 
 /// Inserts a first document, because a tailing cursor on an empty collection ends at once.
-async fn seed(store: &Store, name: &str) -> Result<(), StoreError> {
+async fn seed(client: &Client, name: &str) -> Result<(), StoreError> {
     let filler = doc! { "at": Timestamp { time: 0, increment: 0 }, "kind": "seed" };
-    let command = doc! { "insert": store.named(name), "documents": [filler], "writeConcern": { "w": 1 } };
-    store.write("seed", command).await.map(drop)
+    let command = doc! { "insert": client.named(name), "documents": [filler], "writeConcern": { "w": 1 } };
+    client.write("seed", command).await.map(drop)
 }
 
 /// Replaces an ordinary collection, which an insert into a missing one creates, by a capped one. Uses a rename, which
 /// is atomic: between a drop and a creation the next hint would create the ordinary collection again.
 ///
 /// Its documents are examined again: the collection may be ours and have documents of an application.
-async fn replace(store: &Store, found: &Found) -> Result<(), StoreError> {
-    refuse_foreign_documents(store, &found.name).await?;
+async fn replace(client: &Client, found: &Found) -> Result<(), StoreError> {
+    refuse_foreign_documents(client, &found.name).await?;
     // No other collection has this name.
     let capped = format!("{}.{}", found.name, ObjectId::new());
-    make(store, &capped, Kind::Hints.options()).await?;
-    let full = |name: &str| format!("{}.{}", store.database.name(), store.named(name));
+    make(client, &capped, Kind::Hints.options()).await?;
+    let full = |name: &str| format!("{}.{}", client.database.name(), client.named(name));
     let command = doc! { "renameCollection": full(&capped), "to": full(&found.name), "dropTarget": true };
-    if let Err(error) = run(store, "replace_collection", "admin", command).await {
-        run(store, "replace_collection", "", doc! { "drop": store.named(&capped) }).await?;
+    if let Err(error) = run(client, "replace_collection", "admin", command).await {
+        run(client, "replace_collection", "", doc! { "drop": client.named(&capped) }).await?;
         return Err(error);
     }
     tracing::warn!(
-        collection = store.named(&found.name),
+        collection = client.named(&found.name),
         "replaced an ordinary collection of hints by a capped one, because an ordinary collection cannot be tailed"
     );
-    seed(store, &found.name).await
+    seed(client, &found.name).await
 }
 
-async fn change_validator(store: &Store, name: &str, kind: Kind) -> Result<(), StoreError> {
-    modify(store, name, kind.options()).await.map(drop)
+async fn change_validator(client: &Client, name: &str, kind: Kind) -> Result<(), StoreError> {
+    modify(client, name, kind.options()).await.map(drop)
 }
 
 /// Whether this MongoDB user may change the collection: a change of nothing needs the same right.
-async fn may_change(store: &Store, name: &str) -> Result<bool, StoreError> {
-    modify(store, name, doc! {}).await
+async fn may_change(client: &Client, name: &str) -> Result<bool, StoreError> {
+    modify(client, name, doc! {}).await
 }
 
-async fn modify(store: &Store, name: &str, options: Document) -> Result<bool, StoreError> {
-    let mut command = doc! { "collMod": store.named(name) };
+async fn modify(client: &Client, name: &str, options: Document) -> Result<bool, StoreError> {
+    let mut command = doc! { "collMod": client.named(name) };
     command.extend(options);
-    match run(store, "change_validator", "", command).await {
+    match run(client, "change_validator", "", command).await {
         Err(error) if error.is_unauthorized() => {
             tracing::warn!(
-                collection = store.named(name),
+                collection = client.named(name),
                 "the validator belongs to another release, and this MongoDB user may not change it; continuing with it. Give the user a role with the action collMod on this collection, and start any process again"
             );
             Ok(false)

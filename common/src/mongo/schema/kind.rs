@@ -59,7 +59,7 @@ pub(crate) const COLLECTIONS: [(&str, Kind); 16] = [
 ];
 
 impl Kind {
-    /// The kind of the collection of this name, without the prefix of the store; `None` if it is not one of ours.
+    /// The kind of the collection of this name, without the prefix of the client; `None` if it is not one of ours.
     pub(crate) fn of(name: &str) -> Option<Self> {
         let fixed = COLLECTIONS.iter().find(|(ours, _)| *ours == name).map(|(_, kind)| *kind);
         fixed.or_else(|| Channel::is_collection(name).then_some(Self::Hints))

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     base::telemetry::chain,
     mongo::{
-        CALL_LIMIT, StandIn, Store, code_of,
+        CALL_LIMIT, Client, StandIn, code_of,
         error::{
             StoreError,
             code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_NOT_FOUND},
@@ -23,17 +23,17 @@ use crate::{
     },
 };
 
-pub(crate) async fn ensure_indexes(store: &Store, version: i32) -> Result<(), StoreError> {
-    let mut features = features_in_use(store).await?;
+pub(crate) async fn ensure_indexes(client: &Client, version: i32) -> Result<(), StoreError> {
+    let mut features = features_in_use(client).await?;
     // The database may have been dropped since.
-    let known: Vec<Feature> = store.features.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
+    let known: Vec<Feature> = client.features.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect();
     for feature in known {
         if !features.contains(&feature) {
             features.push(feature);
-            note_in_use(store, feature).await?;
+            note_in_use(client, feature).await?;
         }
     }
-    match ensure_these_indexes(store, version, &features).await {
+    match ensure_these_indexes(client, version, &features).await {
         Err(error @ StoreError::Foreign { .. }) => {
             // A process that does not start would run no job at all.
             tracing::error!(error = chain(&error), "an index is missing, because MongoDB would delete documents of an application by it");
@@ -47,62 +47,62 @@ pub(crate) async fn ensure_indexes(store: &Store, version: i32) -> Result<(), St
 /// another index or none. Two failures are errors, after the other indexes are made: a refused unique index, because without it a promise
 /// would be broken; and an index of expiry on a collection with documents of an application, because MongoDB would delete them, also if the
 /// collection is listed as Recruiter's.
-pub(crate) async fn ensure_these_indexes(store: &Store, version: i32, features: &[Feature]) -> Result<(), StoreError> {
+pub(crate) async fn ensure_these_indexes(client: &Client, version: i32, features: &[Feature]) -> Result<(), StoreError> {
     let mut failed = None;
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
-        let found = indexes_of(store, index.collection).await?;
+        let found = indexes_of(client, index.collection).await?;
         let named = found.iter().find(|found| has_name(found, index.name));
         let is_as_good = |found: &Document| index.kind.is_met_by(found) && has_entries_of(found, &index);
         let is_right = named.is_some_and(|named| index.kind.is_met_by(named) && has_entries_of(named, &index));
         if !is_right && (named.is_none() || version <= SCHEMA_VERSION) {
             if index.kind == IndexKind::Expiry
-                && let Err(error) = refuse_foreign_documents(store, index.collection).await
+                && let Err(error) = refuse_foreign_documents(client, index.collection).await
             {
                 failed = Some(error);
                 continue;
             }
             if named.is_some() {
-                drop_index(store, index.collection, index.name).await?;
+                drop_index(client, index.collection, index.name).await?;
             }
-            let is_refused = match create_index(store, &index).await {
+            let is_refused = match create_index(client, &index).await {
                 Err(error) if error.is_index_refused() && index.kind == IndexKind::Unique && !found.iter().any(is_as_good) => {
                     failed = Some(error);
                     continue;
                 }
                 Err(error) if error.is_index_refused() => {
-                    warn_of(store, &index, &found, Some(&error));
+                    warn_of(client, &index, &found, Some(&error));
                     true
                 }
                 other => other.map(|()| false)?,
             };
-            let found = indexes_of(store, index.collection).await?;
-            stand_in(store, &index, &found, is_refused);
+            let found = indexes_of(client, index.collection).await?;
+            stand_in(client, &index, &found, is_refused);
         } else {
             if named.is_some_and(is_hidden) {
-                warn_of(store, &index, &found, None);
+                warn_of(client, &index, &found, None);
             }
-            stand_in(store, &index, &found, false);
+            stand_in(client, &index, &found, false);
         }
     }
     failed.map_or(Ok(()), Err)
 }
 
 /// Finds out which indexes are hidden or under another name, and what reads use in their places. Needs the role `read`.
-pub(crate) async fn learn_stand_ins(store: &Store) -> Result<(), StoreError> {
+pub(crate) async fn learn_stand_ins(client: &Client) -> Result<(), StoreError> {
     // Before the first reply, so that other reads do not ask as well.
-    store.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).learned = Some(Instant::now());
+    client.stand_ins.lock().unwrap_or_else(PoisonError::into_inner).learned = Some(Instant::now());
     let mut by_collection: HashMap<&str, Vec<Document>> = HashMap::new();
     for index in indexes() {
         if !by_collection.contains_key(index.collection) {
-            by_collection.insert(index.collection, indexes_of(store, index.collection).await?);
+            by_collection.insert(index.collection, indexes_of(client, index.collection).await?);
         }
-        stand_in(store, &index, &by_collection[index.collection], false);
+        stand_in(client, &index, &by_collection[index.collection], false);
     }
     Ok(())
 }
 
 /// Notes what reads use in place of this index. A missing index has no stand-in: the read that meets it makes it again.
-fn stand_in(store: &Store, index: &Index, found: &[Document], is_refused: bool) {
+fn stand_in(client: &Client, index: &Index, found: &[Document], is_refused: bool) {
     let is_usable = |found: &&Document| has_entries_of(found, index) && !is_hidden(found);
     let usable = || found.iter().filter(is_usable);
     let other = || Some(usable().next()?.get_str("name").ok()?.to_owned());
@@ -112,7 +112,7 @@ fn stand_in(store: &Store, index: &Index, found: &[Document], is_refused: bool) 
         Some(other) if index.name != GRAPH_JOBS => Some(StandIn::Index(other)),
         other => (other.is_some() || is_refused || found.iter().any(|found| has_keys_of(found, index))).then_some(StandIn::Scan),
     };
-    let mut stand_ins = store.stand_ins.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut stand_ins = client.stand_ins.lock().unwrap_or_else(PoisonError::into_inner);
     match stand_in {
         Some(stand_in) => drop(stand_ins.by_index.insert(index.name, stand_in)),
         None if index.name == GRAPH_JOBS && index.collection == "archived" => {}
@@ -120,8 +120,8 @@ fn stand_in(store: &Store, index: &Index, found: &[Document], is_refused: bool) 
     }
 }
 
-fn warn_of(store: &Store, index: &Index, found: &[Document], error: Option<&StoreError>) {
-    let collection = store.named(index.collection);
+fn warn_of(client: &Client, index: &Index, found: &[Document], error: Option<&StoreError>) {
+    let collection = client.named(index.collection);
     let Some(error) = error.map(|error| chain(error)) else {
         let remedy = format!("db.getCollection('{collection}').unhideIndex('{}'); it is used a minute later", index.name);
         tracing::warn!(collection, index = index.name, remedy, "an index is hidden; going on without it, which is slow");
@@ -163,8 +163,8 @@ fn has_entries_of(found: &Document, index: &Index) -> bool {
         && !found.contains_key("collation")
 }
 
-async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Document>, StoreError> {
-    let (database, collection) = (store.database.clone(), store.named(collection));
+async fn indexes_of(client: &Client, collection: &'static str) -> Result<Vec<Document>, StoreError> {
+    let (database, collection) = (client.database.clone(), client.named(collection));
     let listed = repeated_call("indexes", CALL_LIMIT, || {
         let (database, collection) = (database.clone(), collection.clone());
         async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.readable().await }
@@ -175,22 +175,22 @@ async fn indexes_of(store: &Store, collection: &'static str) -> Result<Vec<Docum
     }
 }
 
-async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
+async fn create_index(client: &Client, index: &Index) -> Result<(), StoreError> {
     let mut options = doc! { "key": &index.keys, "name": index.name };
     options.extend(index.kind.options());
     options.extend(index.only.clone().map(|only| ("partialFilterExpression".to_owned(), Bson::Document(only))));
-    let command = doc! { "createIndexes": store.named(index.collection), "indexes": [options] };
-    match run(store, "create_index", "", command.clone()).await {
+    let command = doc! { "createIndexes": client.named(index.collection), "indexes": [options] };
+    match run(client, "create_index", "", command.clone()).await {
         // Another process has just created it with other keys. It is replaced: of two releases, the older one keeps the
         // index of the newer schema version.
         Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
-            drop_index(store, index.collection, index.name).await?;
-            run(store, "create_index", "", command).await
+            drop_index(client, index.collection, index.name).await?;
+            run(client, "create_index", "", command).await
         }
         Err(error) if index.kind == IndexKind::Unique && error.is_duplicate() => {
             // Documents that were inserted while the index was missing. A process that does not start would run no job at all.
             tracing::error!(
-                collection = store.named(index.collection),
+                collection = client.named(index.collection),
                 index = index.name,
                 error = chain(&error),
                 "jobs are not unique: two documents have the same unique key. Cancel one of them, and start any process again"
@@ -201,8 +201,8 @@ async fn create_index(store: &Store, index: &Index) -> Result<(), StoreError> {
     }
 }
 
-async fn drop_index(store: &Store, collection: &str, name: &str) -> Result<(), StoreError> {
-    match run(store, "drop_index", "", doc! { "dropIndexes": store.named(collection), "index": name }).await {
+async fn drop_index(client: &Client, collection: &str, name: &str) -> Result<(), StoreError> {
+    match run(client, "drop_index", "", doc! { "dropIndexes": client.named(collection), "index": name }).await {
         // Another process has dropped it.
         Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(INDEX_NOT_FOUND | NAMESPACE_NOT_FOUND)) => Ok(()),
         other => other,
@@ -214,20 +214,20 @@ const GONE: [(&str, &str); 1] = [("scheduled", "permits")];
 
 /// Drops the indexes of earlier releases that are [`GONE`] or have the same name and another number, unless the schema of the database is
 /// newer.
-pub(crate) async fn drop_outdated_indexes(store: &Store) -> Result<(), StoreError> {
-    if version(store).await? > SCHEMA_VERSION {
+pub(crate) async fn drop_outdated_indexes(client: &Client) -> Result<(), StoreError> {
+    if version(client).await? > SCHEMA_VERSION {
         return Ok(());
     }
-    let features = features_in_use(store).await?;
+    let features = features_in_use(client).await?;
     // The collection of a feature that is not in use may not exist.
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
-        for found in indexes_of(store, index.collection).await? {
+        for found in indexes_of(client, index.collection).await? {
             let name = found.get_str("name").unwrap_or_default();
             // An operator's has the default name, which ends with a number as well.
             let is_earlier = name != index.name && without_number(name) == without_number(index.name) && name != default_name(&found);
             if is_earlier || GONE.contains(&(index.collection, name)) {
-                drop_index(store, index.collection, name).await?;
-                tracing::info!(collection = store.named(index.collection), index = name, "dropped an index of an earlier release");
+                drop_index(client, index.collection, name).await?;
+                tracing::info!(collection = client.named(index.collection), index = name, "dropped an index of an earlier release");
             }
         }
     }

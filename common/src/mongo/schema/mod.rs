@@ -45,7 +45,7 @@ use self::{
     make::{ensure_indexes, ensure_these_indexes},
     ownership::note,
 };
-use super::{Store, call, call_within, channel::Channel, error::StoreError, readable::readable};
+use super::{Client, call, call_within, channel::Channel, error::StoreError, readable::readable};
 use crate::base::shutdown::pause;
 
 /// Maximum number of running jobs of one resource.
@@ -78,15 +78,15 @@ const BUILT_WITHIN: Duration = Duration::from_secs(600);
 ///
 /// # Errors
 /// When MongoDB refuses or cannot be reached.
-pub(crate) async fn ensure(store: &Store) -> Result<(), StoreError> {
-    let found = version(store).await?;
+pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
+    let found = version(client).await?;
     if found > SCHEMA_VERSION {
         tracing::warn!(found, known = SCHEMA_VERSION, "the database was set up by a newer release; leaving its schema as it is");
     }
-    let is_noted = ensure_collections(store, found, None).await?;
+    let is_noted = ensure_collections(client, found, None).await?;
     let began = Monotonic::now();
     loop {
-        match ensure_indexes(store, found).await {
+        match ensure_indexes(client, found).await {
             Err(StoreError::TimedOut { .. }) if began.elapsed() < BUILT_WITHIN => {
                 tracing::info!("an index is being built; waiting for it");
             }
@@ -94,35 +94,35 @@ pub(crate) async fn ensure(store: &Store) -> Result<(), StoreError> {
         }
     }
     // This write also proves that the user may write.
-    let metadata = store.metadata.clone();
+    let metadata = client.metadata.clone();
     call("ensure_schema", async move {
         metadata.update_one(doc! { "_id": "schema" }, doc! { "$max": { "version": SCHEMA_VERSION } }).upsert(true).await
     })
     .await?;
-    if is_noted { Ok(()) } else { note(store).await }
+    if is_noted { Ok(()) } else { note(client).await }
 }
 
 /// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
 /// channel, and replaces wrong ones.
-pub(crate) async fn mend(store: &Store, channel: Option<Channel>) -> Result<(), StoreError> {
-    let found = version(store).await?;
-    let is_noted = ensure_collections(store, found, channel).await?;
-    ensure_indexes(store, found).await?;
-    if is_noted { Ok(()) } else { note(store).await }
+pub(crate) async fn mend(client: &Client, channel: Option<Channel>) -> Result<(), StoreError> {
+    let found = version(client).await?;
+    let is_noted = ensure_collections(client, found, channel).await?;
+    ensure_indexes(client, found).await?;
+    if is_noted { Ok(()) } else { note(client).await }
 }
 
 /// Creates the collection of a channel if it is missing.
-pub(crate) async fn ensure_channel(store: &Store, channel: Channel) -> Result<(), StoreError> {
-    let is_noted = ensure_collections(store, version(store).await?, Some(channel)).await?;
-    if is_noted { Ok(()) } else { note(store).await }
+pub(crate) async fn ensure_channel(client: &Client, channel: Channel) -> Result<(), StoreError> {
+    let is_noted = ensure_collections(client, version(client).await?, Some(channel)).await?;
+    if is_noted { Ok(()) } else { note(client).await }
 }
 
 /// Whether the database has at least one of the collections for jobs and workers. Needs the role `read`.
 ///
 /// # Errors
 /// [`StoreError::Foreign`] if a collection of an application has one of our names.
-pub(crate) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
-    let found = ownership::examine(store).await?;
+pub(crate) async fn is_set_up(client: &Client) -> Result<bool, StoreError> {
+    let found = ownership::examine(client).await?;
     Ok(found.iter().any(|found| ["scheduled", "archived", "roster"].contains(&found.name.as_str())))
 }
 
@@ -130,12 +130,12 @@ pub(crate) async fn is_set_up(store: &Store) -> Result<bool, StoreError> {
 ///
 /// # Errors
 /// [`StoreError::Foreign`] if a collection of an application has one of our names.
-pub(crate) async fn is_made(store: &Store) -> Result<bool, StoreError> {
-    if version(store).await? == 0 {
+pub(crate) async fn is_made(client: &Client) -> Result<bool, StoreError> {
+    if version(client).await? == 0 {
         return Ok(false);
     }
-    let known = match ownership::examine(store).await {
-        Ok(_) => make::learn_stand_ins(store).await,
+    let known = match ownership::examine(client).await {
+        Ok(_) => make::learn_stand_ins(client).await,
         Err(error) => Err(error),
     };
     match known {
@@ -146,33 +146,33 @@ pub(crate) async fn is_made(store: &Store) -> Result<bool, StoreError> {
 }
 
 /// The version of the database's schema; 0 without a schema.
-pub(crate) async fn version(store: &Store) -> Result<i32, StoreError> {
-    let metadata = store.metadata.clone_with_type::<RawDocumentBuf>();
+pub(crate) async fn version(client: &Client) -> Result<i32, StoreError> {
+    let metadata = client.metadata.clone_with_type::<RawDocumentBuf>();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
     Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))
 }
 
 /// The features that were used in this database.
-pub(crate) async fn features_in_use(store: &Store) -> Result<Vec<Feature>, StoreError> {
-    let metadata = store.metadata.clone_with_type::<RawDocumentBuf>();
+pub(crate) async fn features_in_use(client: &Client) -> Result<Vec<Feature>, StoreError> {
+    let metadata = client.metadata.clone_with_type::<RawDocumentBuf>();
     let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?;
     let found = found.map(|found| readable(&found)).unwrap_or_default();
     Ok(Feature::ALL.into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
 }
 
 /// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
-pub(crate) async fn begin_to_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
-    let (found, version) = (ownership::examine(store).await?, version(store).await?);
+pub(crate) async fn begin_to_use(client: &Client, feature: Feature) -> Result<(), StoreError> {
+    let (found, version) = (ownership::examine(client).await?, version(client).await?);
     if feature == Feature::Messages {
-        ensure_one(store, &found, version, MESSAGES).await?;
+        ensure_one(client, &found, version, MESSAGES).await?;
     }
-    ensure_these_indexes(store, version, &[feature]).await?;
-    note_in_use(store, feature).await?;
-    note(store).await
+    ensure_these_indexes(client, version, &[feature]).await?;
+    note_in_use(client, feature).await?;
+    note(client).await
 }
 
-async fn note_in_use(store: &Store, feature: Feature) -> Result<(), StoreError> {
-    let (metadata, noted) = (store.metadata.clone(), doc! { "$set": { feature.field(): true } });
+async fn note_in_use(client: &Client, feature: Feature) -> Result<(), StoreError> {
+    let (metadata, noted) = (client.metadata.clone(), doc! { "$set": { feature.field(): true } });
     call("note_in_use", async move { metadata.update_one(doc! { "_id": "features" }, noted).upsert(true).await }).await.map(drop)
 }
 
@@ -194,7 +194,7 @@ async fn repeated_call<T: Send + 'static, R: Future<Output = Result<T, Error>> +
     call_within(limit, operation, once()).await
 }
 
-async fn run(store: &Store, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
-    let database = if on == "admin" { store.client.database(on) } else { store.database.clone() };
+async fn run(client: &Client, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
+    let database = if on == "admin" { client.driver.database(on) } else { client.database.clone() };
     call(operation, async move { database.run_command(command).await }).await.map(drop)
 }

@@ -13,7 +13,7 @@ use mongodb::{Collection, options::ReadConcern};
 
 use super::{BUILT_WITHIN, WORKER_FIELDS, kind::Kind, repeated_call, version};
 use crate::mongo::{
-    CALL_LIMIT, Store, call,
+    CALL_LIMIT, Client, call,
     error::StoreError,
     readable::{Readable as _, readable},
 };
@@ -26,7 +26,7 @@ const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
 /// A collection of the database that has one of our names.
 pub(crate) struct Found {
-    /// Without the prefix of the store.
+    /// Without the prefix of the client.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) options: Document,
@@ -64,17 +64,17 @@ impl Found {
 ///
 /// # Errors
 /// [`StoreError::Foreign`] names all that are not Recruiter's. Nothing is written.
-pub(crate) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
-    let (database, metadata) = (store.database.clone(), store.metadata.clone_with_type::<RawDocumentBuf>());
+pub(crate) async fn examine(client: &Client) -> Result<Vec<Found>, StoreError> {
+    let (database, metadata) = (client.database.clone(), client.metadata.clone_with_type::<RawDocumentBuf>());
     let listed = repeated_call("collections", CALL_LIMIT, || {
         let database = database.clone();
         async move { database.run_cursor_command(doc! { "listCollections": 1 }).await?.readable().await }
     })
     .await?;
-    let mut found: Vec<Found> = listed.into_iter().filter_map(|listed| Found::new(listed, &store.prefix)).collect();
+    let mut found: Vec<Found> = listed.into_iter().filter_map(|listed| Found::new(listed, &client.prefix)).collect();
     let known = call("collections", async move { metadata.find_one(doc! { "_id": LISTED }).await }).await?;
     let known = known.map(|known| readable(&known)).unwrap_or_default();
-    let is_new = version(store).await? == 0;
+    let is_new = version(client).await? == 0;
     // Whose it is can be seen from the others.
     found.sort_by_key(|found| found.name == "metadata");
     let (mut has_our_jobs, mut foreign) = (false, Vec::new());
@@ -82,10 +82,10 @@ pub(crate) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
         found.is_listed = found.uuid != Bson::Null && uuid_in(&known, &found.name) == Some(&found.uuid);
         // The documents of an earlier release in `metadata` are not known.
         let is_ours =
-            found.is_listed || (found.name == "metadata" && has_our_jobs && !found.is_special) || is_ours(store, found, is_new).await?;
+            found.is_listed || (found.name == "metadata" && has_our_jobs && !found.is_special) || is_ours(client, found, is_new).await?;
         has_our_jobs |= is_ours && found.kind == Kind::Jobs && found.validator().is_some();
         if !is_ours {
-            foreign.push(format!("`{}{}`", store.prefix, found.name));
+            foreign.push(format!("`{}{}`", client.prefix, found.name));
         }
     }
     foreign.sort_unstable();
@@ -93,19 +93,19 @@ pub(crate) async fn examine(store: &Store) -> Result<Vec<Found>, StoreError> {
 }
 
 /// Lists the collections that have our names as Recruiter's, after an examination.
-pub(crate) async fn note(store: &Store) -> Result<(), StoreError> {
+pub(crate) async fn note(client: &Client) -> Result<(), StoreError> {
     let mut uuids = Document::new();
-    for found in examine(store).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
+    for found in examine(client).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
         // An application may have made one that Recruiter does not use yet, but not with a validator of ours.
         let is_certain = !matches!(found.kind, Kind::Later | Kind::Messages) || has_our_validator(&found);
-        if is_certain || !is_empty(store, &found.name).await? {
+        if is_certain || !is_empty(client, &found.name).await? {
             uuids.insert(found.name, found.uuid);
         }
     }
     if uuids.is_empty() {
         return Ok(());
     }
-    let metadata = store.metadata.clone();
+    let metadata = client.metadata.clone();
     call("ensure_schema", async move { metadata.update_one(doc! { "_id": LISTED }, doc! { "$set": uuids }).upsert(true).await })
         .await
         .map(drop)
@@ -119,7 +119,7 @@ fn uuid_in<'a>(known: &'a Document, name: &str) -> Option<&'a Bson> {
     }
 }
 
-async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, StoreError> {
+async fn is_ours(client: &Client, found: &Found, is_new: bool) -> Result<bool, StoreError> {
     let may_be_capped = matches!(found.kind, Kind::Hints | Kind::Events);
     if found.is_special || (found.is_capped() && !may_be_capped) {
         return Ok(false);
@@ -129,22 +129,22 @@ async fn is_ours(store: &Store, found: &Found, is_new: bool) -> Result<bool, Sto
     if has_our_validator(found) && found.kind != Kind::Messages {
         return Ok(true);
     }
-    let is_empty = is_empty(store, &found.name).await?;
+    let is_empty = is_empty(client, &found.name).await?;
     if has_our_validator(found) || (!has_no_validator && has_similar_validator(found)) {
-        return Ok(is_empty || has_ours(store, &found.name).await?);
+        return Ok(is_empty || has_ours(client, &found.name).await?);
     }
     if is_empty {
         // `create` makes a collection and its options at once, so one without them is not being made by another process.
         let is_plain = found.kind == Kind::Plain || found.is_capped();
         return Ok(has_no_validator && (is_plain || !is_new));
     }
-    if first_foreign(store, &found.name).await?.is_none() {
+    if first_foreign(client, &found.name).await?.is_none() {
         return Ok(true);
     }
     // It is not listed before the first use of it has ended, and may have got a damaged document by hand. Nothing writes into a collection of
     // an application. Any bucket has chunks like these; its files tell.
     let is_later = matches!(found.kind, Kind::Later | Kind::Messages) && found.name != "payloads.files";
-    Ok(is_later && has_no_validator && has_ours(store, &found.name).await?)
+    Ok(is_later && has_no_validator && has_ours(client, &found.name).await?)
 }
 
 fn has_our_validator(found: &Found) -> bool {
@@ -174,30 +174,30 @@ fn fields(validator: &Document) -> Vec<&str> {
 ///
 /// # Errors
 /// [`StoreError::Foreign`] if there are.
-pub(crate) async fn refuse_foreign_documents(store: &Store, name: &str) -> Result<(), StoreError> {
-    match first_foreign(store, name).await? {
-        Some(_) => Err(StoreError::Foreign { collection: format!("`{}{name}`", store.prefix) }),
+pub(crate) async fn refuse_foreign_documents(client: &Client, name: &str) -> Result<(), StoreError> {
+    match first_foreign(client, name).await? {
+        Some(_) => Err(StoreError::Foreign { collection: format!("`{}{name}`", client.prefix) }),
         None => Ok(()),
     }
 }
 
 /// A document that does not look like one of Recruiter. A large collection is read for as long as that takes.
-async fn first_foreign(store: &Store, name: &str) -> Result<Option<RawDocumentBuf>, StoreError> {
-    let (collection, foreign) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), foreign(name));
+async fn first_foreign(client: &Client, name: &str) -> Result<Option<RawDocumentBuf>, StoreError> {
+    let (collection, foreign) = (client.collection(name).clone_with_type::<RawDocumentBuf>(), foreign(name));
     first(collection, foreign, BUILT_WITHIN).await
 }
 
 /// Whether at least one document looks like one of Recruiter. Among very many, none that is found soon counts as none.
-async fn has_ours(store: &Store, name: &str) -> Result<bool, StoreError> {
-    let (collection, ours) = (store.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
+async fn has_ours(client: &Client, name: &str) -> Result<bool, StoreError> {
+    let (collection, ours) = (client.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
     match first(collection, ours, FOUND_WITHIN).await {
         Err(error) if error.is_too_slow() => Ok(false),
         other => Ok(other?.is_some()),
     }
 }
 
-async fn is_empty(store: &Store, name: &str) -> Result<bool, StoreError> {
-    let collection = store.collection(name).clone_with_type::<RawDocumentBuf>();
+async fn is_empty(client: &Client, name: &str) -> Result<bool, StoreError> {
+    let collection = client.collection(name).clone_with_type::<RawDocumentBuf>();
     Ok(first(collection, doc! {}, CALL_LIMIT).await?.is_none())
 }
 

@@ -211,7 +211,7 @@ impl Stage {
 
     /// Makes MongoDB write its cache to disk, so that this does not disturb the next measurement.
     pub(super) async fn settle(&self) -> anyhow::Result<()> {
-        self.store.client().database("admin").run_command(doc! { "fsync": 1 }).await?;
+        self.store.database().client().database("admin").run_command(doc! { "fsync": 1 }).await?;
         Ok(())
     }
 
@@ -264,7 +264,7 @@ impl Stage {
 
     /// Number of commands that MongoDB has executed since its start, by name.
     pub(super) async fn commands(&self) -> anyhow::Result<BTreeMap<String, i64>> {
-        let server = self.store.client().database("admin").run_command(doc! { "serverStatus": 1 }).await?;
+        let server = self.store.database().client().database("admin").run_command(doc! { "serverStatus": 1 }).await?;
         let commands = server.get_document("metrics")?.get_document("commands")?;
         let total = |count: &Bson| count.as_document()?.get_i64("total").ok();
         Ok(commands.iter().filter_map(|(name, count)| Some((name.clone(), total(count)?))).collect())
