@@ -148,7 +148,7 @@ pub use self::{
         edge::{Edge, When},
     },
     limits::{Limit, Rate},
-    mongo::{ConnectArgs, ConnectError, Store, StoreError},
+    mongo::{Client, ConnectArgs, ConnectError, Store, StoreError},
     operator::why::{Reason, Why},
     retry_policy::{
         Decision, DoNotDoItAgain, ExponentialBackoff, History, InvalidPolicy, RetriableExceptionFilter, RetryForever, RetryManyTimes,

@@ -17,7 +17,7 @@ pub use crate::{
         lane::{Lane, Position, ScheduledJob},
         rescheduling::Rescheduling,
     },
-    limits::{FastLimits, GroupBacklog, KeptCells, LARGEST_CAP, RateCell, groups::InvalidSetting},
+    limits::{FastLimits, GroupBacklog, KeptCells, LARGEST_CAP, RateCell},
     lines::Head,
     mongo::{Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, cut, lossy},
     operator::{

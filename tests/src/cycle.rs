@@ -15,7 +15,7 @@ use recruiter_common::{
     enqueue::Workable,
     ids::JobId,
     limits::{Limit, Rate, gate_of_line},
-    schedules::{self, Missed, Schedule},
+    schedules::{Missed, Schedule},
     shutdown::pause,
 };
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
@@ -168,7 +168,7 @@ impl Story {
     /// Creates all other jobs, after that worker has died.
     pub async fn enqueue(&mut self, world: &World) {
         let tick = Schedule::every(Duration::from_secs(1)).expect("a second is allowed").job(Entry::lasting(0)).missed(Missed::All(100));
-        tick.declare(&world.store, SCHEDULE).await.expect("MongoDB is there");
+        world.store.schedules().declare(SCHEDULE, &tick).await.expect("MongoDB is there");
         self.first = Some(world.enqueue(Entry::lasting(0), Policy::Never).await.expect("MongoDB is there"));
         self.cancelled =
             Some(world.enqueue(Entry::lasting(20_000).retry(&again(AGAIN)), Policy::Again(AGAIN)).await.expect("MongoDB is there"));
@@ -226,7 +226,7 @@ impl Story {
         }
         let of_schedule = doc! { "schedule.name": SCHEDULE };
         if !self.schedule_removed && world.count("archived", of_schedule).await >= 2 {
-            self.schedule_removed = schedules::remove(&world.store, SCHEDULE, None).await.expect("MongoDB is there");
+            self.schedule_removed = world.store.schedules().remove(SCHEDULE, None).await.expect("MongoDB is there");
         }
         self.asked_to_cancel
             && self.sent_again

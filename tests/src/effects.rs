@@ -62,7 +62,7 @@ impl Executable for Settle {
                 let effect = doc! { "job": job.job_id(), "start": job.start_id(), "child": child };
                 effects.insert_one(effect).session(&mut *session).await?;
                 pause(Duration::from_millis(self.ms)).await;
-                Entry::lasting(0).with_id(child).retry(&again(AGAIN)).enqueue_in(job.store(), &mut session).await?;
+                Entry::lasting(0).with_id(child).retry(&again(AGAIN)).enqueue_in(job.client(), &mut session).await?;
                 let total = doc! { "_id": rand::random_range(0..TOTALS) };
                 effects.update_one(total, doc! { "$inc": { "jobs": 1 } }).session(&mut *session).await?;
                 Ok(job.start_id().to_string())
@@ -80,7 +80,7 @@ impl Executable for Settle {
 
 #[expect(clippy::disallowed_methods, reason = "a collection of the application")]
 fn effects(job: &Context) -> Collection<Document> {
-    job.store().database().collection(EFFECTS)
+    job.client().database().collection(EFFECTS)
 }
 
 /// Creates the totals, and the collection with them: a transaction that creates a collection blocks the others.

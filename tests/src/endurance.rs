@@ -15,7 +15,7 @@ use recruiter_common::{
     job::Priority,
     limits::{Limit, Rate},
     retry_policy::{ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable},
-    schedules::{self, Missed, Schedule},
+    schedules::{Missed, Schedule},
     shutdown::pause,
     store::Store,
 };
@@ -79,7 +79,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     world.limit("customer:*", Limit { capacity: Some(1), rate: None }).await;
     world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
     let tick = Schedule::every(Duration::from_secs(1)).expect("a second is allowed").job(Entry::lasting(5)).missed(Missed::All(1_000));
-    tick.declare(&world.store, SCHEDULE).await.expect("MongoDB is there");
+    world.store.schedules().declare(SCHEDULE, &tick).await.expect("MongoDB is there");
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();
     let (begin, mut said) = (Instant::now(), Instant::now());
     let enqueuer = Enqueuer { store: world.store.clone(), asked: world.asked.clone(), random: StdRng::seed_from_u64(!day.seed) };
@@ -103,7 +103,7 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     }
     let refused = enqueuing.await.expect("it does not panic");
     mongo.whole().await;
-    schedules::remove(&world.store, SCHEDULE, None).await.expect("all members are there");
+    world.store.schedules().remove(SCHEDULE, None).await.expect("all members are there");
     let last = Instant::now();
     let quiet = world.until_quiet(SOON.max(day.duration)).await;
     let recovery = last.elapsed();

@@ -15,7 +15,7 @@ use futures_util::TryStreamExt;
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::JobId,
-    limits::{self, Limit, Settings},
+    limits::{Limit, Settings},
     shutdown::pause,
     store::Store,
 };
@@ -273,7 +273,7 @@ impl World {
 
     /// Sets a limit that does not change any more: in the end no execution may have violated it.
     pub async fn limit(&mut self, resource: &str, limit: Limit) {
-        limits::set_limit(&self.store, resource, limit).await.expect("MongoDB is there");
+        self.store.limits().set(resource, limit).await.expect("MongoDB is there");
         self.settings.limits.insert(resource.to_owned(), limit);
     }
 

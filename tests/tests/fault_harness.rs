@@ -65,7 +65,7 @@ async fn without_a_fault_everything_passes() {
     let change = timeout(SOON, changes.next()).await.unwrap().unwrap().unwrap();
     assert_eq!(change.full_document.unwrap().get_i32("number").unwrap(), 0);
 
-    let mut session = way.database().client().start_session().await.unwrap();
+    let mut session = way.client().start_session().await.unwrap();
     session.start_transaction().await.unwrap();
     things.insert_one(doc! { "in": "a transaction" }).session(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
@@ -176,7 +176,7 @@ async fn a_stalled_reply_never_comes_and_the_work_is_done() {
 async fn a_stalled_request_arrives_after_its_client_has_gone() {
     let (database, proxy, way) = behind_a_proxy().await;
     let late = proxy.arm(Action::StallRequest(MOMENT * 12), 1..=1, |request| request.is("insert", "things"));
-    let client = way.database().client().clone();
+    let client = way.client().clone();
     let asking = tokio::spawn(async move { insert(&way, "late").await });
     late.fired().await;
     asking.abort();

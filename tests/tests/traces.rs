@@ -99,7 +99,7 @@ impl Executable for Obey {
             Order::Fail => return Err(NotDone::failed("SmtpDown", "no answer")),
             Order::Panic => panic!("a panic that this test wants"),
             Order::Snooze => return Err(NotDone::snooze(Duration::from_secs(60), "Early", "too early")),
-            Order::Enqueue => drop(Block {}.as_job().enqueue(job.store()).await?),
+            Order::Enqueue => drop(Block {}.as_job().enqueue(job.client()).await?),
             Order::Continue => return Err(NotDone::continue_as([obey(Order::Succeed)])),
         }
         Ok(recruiter_common::traces::current().unwrap_or_default())

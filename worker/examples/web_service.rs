@@ -17,9 +17,9 @@ use axum::{
     routing::{get, post},
 };
 use recruiter_worker::{
-    JobId, Store, Workable,
+    Client, JobId, Workable,
     bson::{Document, doc},
-    mongodb::{Client, ClientSession, Collection},
+    mongodb::{self, ClientSession, Collection},
 };
 use serde::Deserialize;
 use shop::{CountPrimes, SendInvoice};
@@ -27,7 +27,7 @@ use shop::{CountPrimes, SendInvoice};
 #[derive(Clone)]
 struct Shop {
     orders: Collection<Document>,
-    jobs: Store,
+    jobs: Client,
 }
 
 #[derive(Deserialize)]
@@ -37,9 +37,9 @@ struct Order {
 
 impl Shop {
     async fn open(uri: &str) -> Result<Self, Box<dyn Error>> {
-        let client = Client::with_uri_str(uri).await?;
+        let client = mongodb::Client::with_uri_str(uri).await?;
         let database = client.default_database().ok_or("the URI names no database")?;
-        let jobs = Store::from_database(database.clone());
+        let jobs = Client::from_database(database.clone());
         // Once, where the application sets up its own collections too.
         jobs.ensure_schema().await?;
         #[expect(clippy::disallowed_methods, reason = "a collection of the application's own")]

@@ -12,6 +12,7 @@ use std::{
 };
 
 use recruiter_common::{
+    Client,
     graphs::InputError,
     ids::{GraphId, JobId, StartId},
     job::{Claim, Execution, Job},
@@ -136,12 +137,16 @@ impl Context {
         self.job.settings.urn.as_deref()
     }
 
-    /// The store of the worker, to enqueue further jobs with.
+    /// The connection of the worker, to enqueue further jobs with.
     ///
     /// # Panics
-    /// In a unit test that gives none by [`ForTests::store`].
-    pub fn store(&self) -> &Store {
-        self.store.as_deref().expect("a worker has a store; in a unit test, give one by `ForTests::store`")
+    /// In a unit test that gives none by [`ForTests::client`].
+    pub fn client(&self) -> &Client {
+        self.store()
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        self.store.as_deref().expect("a worker has a client; in a unit test, give one by `ForTests::client`")
     }
 
     /// The number of this start: 1 in the first run. Every start counts here. [`History::attempts`](recruiter_common::History::attempts),
@@ -173,7 +178,7 @@ impl Context {
     /// [`InputError`]: a result was deleted, has another type, or MongoDB cannot be reached.
     ///
     /// # Panics
-    /// As for [`Context::store`].
+    /// As for [`Context::client`].
     pub async fn inputs<T: DeserializeOwned>(&self) -> Result<Vec<T>, InputError> {
         self.store().results(&self.job.parents()).await
     }
@@ -184,7 +189,7 @@ impl Context {
     /// As for [`Context::inputs`]; also if it waited for none or for several jobs.
     ///
     /// # Panics
-    /// As for [`Context::store`].
+    /// As for [`Context::client`].
     pub async fn input<T: DeserializeOwned>(&self) -> Result<T, InputError> {
         let mut inputs = self.inputs().await?;
         match (inputs.pop(), inputs.len()) {

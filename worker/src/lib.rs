@@ -92,16 +92,16 @@ use recruiter_common::{
     retry_policy::{Parameters, RetryPolicies},
     roster::ProcessIdentity,
     service::Notifier,
+    store::Store,
     task::as_task,
 };
 
 pub use recruiter_common::{
-    self as common, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, Edge, EnqueueError, Enqueued, ExponentialBackoff,
-    Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep, Limit, NewJob,
-    OnConflict, Outcome, Pattern, Priority, Rate, ResultError, RetriableExceptionFilter, Retry, RetryForever, RetryManyTimes, RetryPolicy,
-    SelectByException, Store, StoreError, TimeTable, Unique, UniqueScope, WaitError, When, Workable, bson,
+    self as common, Client, ConnectArgs, ConnectError, Decision, Defaults, DoNotDoItAgain, Edge, EnqueueError, Enqueued,
+    ExponentialBackoff, Failure, FinishReason, Graph, GraphId, History, Instant, InvalidPolicy, InvalidUnique, JobId, JobResult, Keep,
+    Limit, NewJob, OnConflict, Outcome, Pattern, Priority, Rate, ResultError, RetriableExceptionFilter, Retry, RetryForever,
+    RetryManyTimes, RetryPolicy, SelectByException, StoreError, TimeTable, Unique, UniqueScope, WaitError, When, Workable, bson,
     job::JobProgress,
-    limits::{remove_limit, set_limit},
     mongodb, schedules,
     shutdown::{Shutdown, Trigger},
 };

@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use recruiter_common::{
-    Enqueued, NewJob, Store,
+    Client, Enqueued, NewJob,
     enqueue::EnqueueError,
     ids::JobId,
     instant::Instant,
     job::Job,
     service::Notifier,
     shutdown::{Shutdown, Trigger, pause},
-    store::Hint,
+    store::{Hint, Store},
     telemetry::chain,
 };
 use tokio::{
@@ -42,7 +42,7 @@ const OPENS_WITHIN: Duration = Duration::from_secs(5);
 /// next heartbeat on.
 ///
 /// ```no_run
-/// # use recruiter_worker::{Attempted, Context, Executable, NotDone, Ran, Store, Workable, Worker, WorkerConfig};
+/// # use recruiter_worker::{Attempted, Client, Context, Executable, NotDone, Ran, Workable, Worker, WorkerConfig};
 /// # #[derive(serde::Serialize, serde::Deserialize)]
 /// # struct Greet { name: String }
 /// # impl Workable for Greet { const CLASS: &'static str = "Greet"; type Output = (); }
@@ -50,8 +50,8 @@ const OPENS_WITHIN: Duration = Duration::from_secs(5);
 /// #     type State = ();
 /// #     async fn execute(&self, (): &(), _: &Context) -> Result<(), NotDone> { Ok(()) }
 /// # }
-/// # async fn example(store: &Store) -> Result<(), Box<dyn std::error::Error>> {
-/// let here = Worker::new().register::<Greet>(())?.optimistic(store, WorkerConfig::default()).await?;
+/// # async fn example(client: &Client) -> Result<(), Box<dyn std::error::Error>> {
+/// let here = Worker::new().register::<Greet>(())?.optimistic(client, WorkerConfig::default()).await?;
 /// match here.execute(Greet { name: "Ada".into() }.as_job()).await? {
 ///     Attempted::Here { ran: Ran::Done { .. }, .. } => println!("done"),
 ///     Attempted::Here { ran, .. } => println!("not done: {ran:?}"),
@@ -84,7 +84,7 @@ pub enum Attempted {
     /// It was not executed in this process: it is for the workers, or a job with its id exists.
     Queued(Enqueued),
     /// It was executed in this process, which does not know its recorded end: the process was declared dead or has stopped meanwhile, or the
-    /// reply to the record was lost. The job shows its end ([`Store::job`]). The retry policy decides whether workers run it again.
+    /// reply to the record was lost. The job shows its end ([`Client::job`]). The retry policy decides whether workers run it again.
     NotRecorded {
         /// The id of the job.
         id: JobId,
@@ -98,9 +98,10 @@ impl Worker {
     /// If MongoDB does not answer within a few seconds, this returns all the same, and jobs are enqueued for the workers until it does.
     ///
     /// # Errors
-    /// When the settings contradict each other, no class is registered, or the store was made from the client of the application
-    /// ([`Store::from_database`](recruiter_common::Store::from_database)): heartbeats need connections of their own.
-    pub async fn optimistic(self, store: &Store, config: impl Into<WorkerConfig>) -> Result<Optimistic, WorkerError> {
+    /// When the settings contradict each other, no class is registered, or the client was made from the driver of the application
+    /// ([`Client::from_database`]): heartbeats need connections of their own.
+    pub async fn optimistic(self, client: &Client, config: impl Into<WorkerConfig>) -> Result<Optimistic, WorkerError> {
+        let store = Store::from(client.clone());
         let config = config.into();
         let own = OwnJobs::new(self.registry.classes());
         let slots = Semaphore::new(config.concurrency as usize);

@@ -6,7 +6,7 @@
 //! The document of a group in `consumers` has the position up to which messages have become jobs. The leading recruiter reads the messages
 //! after it, and inserts their jobs and moves the position in one transaction, if the position is still the one that it has read. So each
 //! message becomes exactly one job, also if a recruiter dies or two of them lead. The history is MongoDB's oplog: a group whose position it
-//! no longer holds stops with a problem, and goes on after [`reset`]. The leader moves the position also while there is no message, so that
+//! no longer holds stops with a problem, and goes on after [`Consumers::reset`]. The leader moves the position also while there is no message, so that
 //! a group falls behind only while no recruiter leads.
 
 pub(crate) mod operations;
@@ -23,7 +23,7 @@ use crate::{
     },
     enqueue::NewJob,
     messages::{From, Message, Position, SubscribeError},
-    mongo::{CommitSession, Store, StoreError, cut, readable},
+    mongo::{Client, CommitSession, Store, StoreError, cut, readable},
     schedules::template::{job_of as job_of_template, template_of as template_of_job},
 };
 
@@ -83,116 +83,131 @@ pub enum ConsumerError {
 #[error("{0}")]
 pub struct InvalidConsumer(String);
 
-/// Declares a consumer group, or changes its topics and its job. A new group gets the messages from `from` on. A known group continues where
-/// it is: [`reset`] moves it.
-///
-/// ```no_run
-/// # use recruiter_common::{NewJob, Pattern, Store, consumers, messages::From};
-/// # async fn example(store: Store) -> Result<(), Box<dyn std::error::Error>> {
-/// let bill = NewJob::of_class("Bill", bson::doc! {}).in_group("billing");
-/// consumers::declare(&store, "billing", [Pattern::new("orders.*")?], bill, From::Now).await?;
-/// # Ok(())
-/// # }
-/// ```
-///
-/// # Errors
-/// [`ConsumerError`]. The job must not have an id, a date, a unique key or items.
-pub async fn declare(
-    store: &Store,
-    name: &str,
-    patterns: impl IntoIterator<Item = Pattern>,
-    job: NewJob,
-    from: From,
-) -> Result<(), ConsumerError> {
-    check_trimmed_name(name).map_err(ConsumerError::Name)?;
-    let topics: Vec<Bson> = patterns.into_iter().map(|pattern| pattern.to_string().into()).collect();
-    if topics.is_empty() {
-        return Err(SubscribeError::NoTopic.into());
+impl Client {
+    /// The consumer groups: declare, list, reset and remove them.
+    pub fn consumers(&self) -> Consumers {
+        Consumers(self.store())
     }
-    let template = template_of_job(job).map_err(|problem| ConsumerError::Job(problem.to_string()))?;
-    if template.contains_key("items") {
-        return Err(ConsumerError::Job("a bundle has items of its own".into()));
-    }
-    store.fresh_clock().await?;
-    let position = store.position_of_messages(from).await?.to_string();
-    let known = store.consumers().await?;
-    if known.len() >= MOST_CONSUMERS as usize && known.iter().all(|group| name_of(group) != name) {
-        return Err(ConsumerError::TooMany);
-    }
-    Ok(store.put_consumer(name, doc! { "topics": topics, "job": template }, &position).await?)
 }
 
-/// All consumer groups, by name. Invalid ones are listed with their problem.
-///
-/// # Errors
-/// When MongoDB cannot be used.
-pub async fn list(store: &Store) -> Result<Vec<(String, Result<ConsumerGroup, InvalidConsumer>)>, StoreError> {
-    let found = store.consumers().await?;
-    Ok(found.iter().map(|stored| (name_of(stored), decoded(stored))).collect())
-}
+/// The consumer groups: [`Client::consumers`].
+#[derive(Clone, Debug)]
+pub struct Consumers(Store);
 
-/// Moves a consumer group to another position: it gets the messages from there on, also those that it has had before. A group that has
-/// stopped goes on.
-///
-/// # Errors
-/// When there is no such group, or the messages cannot be read from there.
-pub async fn reset(store: &Store, name: &str, from: From) -> Result<(), ConsumerError> {
-    let position = store.position_of_messages(from).await?.to_string();
-    if store.move_consumer(name, &position).await? { Ok(()) } else { Err(ConsumerError::Unknown(name.into())) }
-}
-
-/// Removes a consumer group. Its jobs stay. Returns whether there was one.
-///
-/// # Errors
-/// When MongoDB cannot be used.
-pub async fn remove(store: &Store, name: &str) -> Result<bool, StoreError> {
-    store.remove_consumer(name).await
-}
-
-/// Makes these messages, which follow the group's position, jobs: those that fit into one transaction together. Moves the position of
-/// `group`. Returns false if the group is no longer as it was read; nothing more is enqueued then.
-///
-/// # Errors
-/// When a job is invalid, or MongoDB cannot be used. After a transient error the outcome is unknown: read the group again.
-pub async fn forward(
-    store: &Store,
-    session: &mut CommitSession,
-    group: &mut ConsumerGroup,
-    messages: Vec<Message>,
-) -> Result<bool, ConsumerError> {
-    // In the order of the messages, so that jobs in a line keep it.
-    let now = store.clock.now_in_order();
-    let jobs = messages.into_iter().map(|message| forwarded(group, message, now)).collect();
-    for some in cut(jobs, TOGETHER.0, TOGETHER.1, |forwarded: &Forwarded| forwarded.bytes) {
-        let Some(position) = some.last().map(|forwarded| forwarded.position.clone()) else { continue };
-        let all = some.len();
-        let jobs: Vec<Document> = some.into_iter().filter_map(|forwarded| forwarded.job).collect();
-        let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let (forwarded, skipped) = (count(jobs.len()), count(all - jobs.len()));
-        if !store.forward_messages(session, &group.name, group.as_read(), &position.to_string(), jobs, skipped).await? {
-            return Ok(false);
+impl Consumers {
+    /// Declares a consumer group, or changes its topics and its job. A new group gets the messages from `from` on. A known group continues where
+    /// it is: [`reset`](Self::reset) moves it.
+    ///
+    /// ```no_run
+    /// # use recruiter_common::{Client, NewJob, Pattern, messages::From};
+    /// # async fn example(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let bill = NewJob::of_class("Bill", bson::doc! {}).in_group("billing");
+    /// client.consumers().declare("billing", [Pattern::new("orders.*")?], bill, From::Now).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ConsumerError`]. The job must not have an id, a date, a unique key or items.
+    pub async fn declare(
+        &self,
+        name: &str,
+        patterns: impl IntoIterator<Item = Pattern>,
+        job: NewJob,
+        from: From,
+    ) -> Result<(), ConsumerError> {
+        check_trimmed_name(name).map_err(ConsumerError::Name)?;
+        let topics: Vec<Bson> = patterns.into_iter().map(|pattern| pattern.to_string().into()).collect();
+        if topics.is_empty() {
+            return Err(SubscribeError::NoTopic.into());
         }
-        group.position = position;
-        group.forwarded += forwarded;
-        group.skipped += skipped;
-        store.announce_jobs([group.job.class_and_group().1]).await;
-        // Documents of some MiB were made and sent.
-        tokio::task::yield_now().await;
+        let template = template_of_job(job).map_err(|problem| ConsumerError::Job(problem.to_string()))?;
+        if template.contains_key("items") {
+            return Err(ConsumerError::Job("a bundle has items of its own".into()));
+        }
+        self.0.fresh_clock().await?;
+        let position = self.0.position_of_messages(from).await?.to_string();
+        let known = self.0.stored_consumers().await?;
+        if known.len() >= MOST_CONSUMERS as usize && known.iter().all(|group| name_of(group) != name) {
+            return Err(ConsumerError::TooMany);
+        }
+        Ok(self.0.put_consumer(name, doc! { "topics": topics, "job": template }, &position).await?)
     }
-    Ok(true)
+
+    /// All consumer groups, by name. Invalid ones are listed with their problem.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used.
+    pub async fn list(&self) -> Result<Vec<(String, Result<ConsumerGroup, InvalidConsumer>)>, StoreError> {
+        let found = self.0.stored_consumers().await?;
+        Ok(found.iter().map(|stored| (name_of(stored), decoded(stored))).collect())
+    }
+
+    /// Moves a consumer group to another position: it gets the messages from there on, also those that it has had before. A group that has
+    /// stopped goes on.
+    ///
+    /// # Errors
+    /// When there is no such group, or the messages cannot be read from there.
+    pub async fn reset(&self, name: &str, from: From) -> Result<(), ConsumerError> {
+        let position = self.0.position_of_messages(from).await?.to_string();
+        if self.0.move_consumer(name, &position).await? { Ok(()) } else { Err(ConsumerError::Unknown(name.into())) }
+    }
+
+    /// Removes a consumer group. Its jobs stay. Returns whether there was one.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used.
+    pub async fn remove(&self, name: &str) -> Result<bool, StoreError> {
+        self.0.remove_consumer(name).await
+    }
 }
 
-/// Moves the position past messages of other topics, and past an idle time. Moves the position of `group`. Returns false if the group is no
-/// longer as it was read.
-///
-/// # Errors
-/// When MongoDB cannot be used.
-pub async fn pass(store: &Store, group: &mut ConsumerGroup, to: Position) -> Result<bool, StoreError> {
-    let is_passed = store.pass_messages(&group.name, group.as_read(), &to.to_string()).await?;
-    if is_passed {
-        group.position = to;
+impl Store {
+    /// Makes these messages, which follow the group's position, jobs: those that fit into one transaction together. Moves the position of
+    /// `group`. Returns false if the group is no longer as it was read; nothing more is enqueued then.
+    ///
+    /// # Errors
+    /// When a job is invalid, or MongoDB cannot be used. After a transient error the outcome is unknown: read the group again.
+    pub async fn forward_to_consumer(
+        &self,
+        session: &mut CommitSession,
+        group: &mut ConsumerGroup,
+        messages: Vec<Message>,
+    ) -> Result<bool, ConsumerError> {
+        // In the order of the messages, so that jobs in a line keep it.
+        let now = self.clock.now_in_order();
+        let jobs = messages.into_iter().map(|message| forwarded(group, message, now)).collect();
+        for some in cut(jobs, TOGETHER.0, TOGETHER.1, |forwarded: &Forwarded| forwarded.bytes) {
+            let Some(position) = some.last().map(|forwarded| forwarded.position.clone()) else { continue };
+            let all = some.len();
+            let jobs: Vec<Document> = some.into_iter().filter_map(|forwarded| forwarded.job).collect();
+            let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
+            let (forwarded, skipped) = (count(jobs.len()), count(all - jobs.len()));
+            if !self.forward_messages(session, &group.name, group.as_read(), &position.to_string(), jobs, skipped).await? {
+                return Ok(false);
+            }
+            group.position = position;
+            group.forwarded += forwarded;
+            group.skipped += skipped;
+            self.announce_jobs([group.job.class_and_group().1]).await;
+            // Documents of some MiB were made and sent.
+            tokio::task::yield_now().await;
+        }
+        Ok(true)
     }
-    Ok(is_passed)
+
+    /// Moves the position past messages of other topics, and past an idle time. Moves the position of `group`. Returns false if the group is no
+    /// longer as it was read.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used.
+    pub async fn pass_consumer(&self, group: &mut ConsumerGroup, to: Position) -> Result<bool, StoreError> {
+        let is_passed = self.pass_messages(&group.name, group.as_read(), &to.to_string()).await?;
+        if is_passed {
+            group.position = to;
+        }
+        Ok(is_passed)
+    }
 }
 
 /// A message, and its job.

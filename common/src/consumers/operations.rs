@@ -19,12 +19,12 @@ impl Store {
     /// messages.
     ///
     /// Filter: a text as the name. Index: `_id`. Invariant: none, the filter of each move has the position that was read.
-    pub async fn consumers(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
+    pub async fn stored_consumers(&self) -> Result<Vec<RawDocumentBuf>, StoreError> {
         if !self.is_in_use(Feature::Messages).await? {
             return Ok(Vec::new());
         }
         let consumers = self.consumers.clone_with_type::<RawDocumentBuf>();
-        call("consumers", async move {
+        call("stored_consumers", async move {
             consumers
                 .find(doc! { "_id": { "$gte": "" } })
                 .sort(doc! { "_id": 1 })

@@ -27,8 +27,8 @@ impl Store {
     /// The groups that have unlocked jobs without a gate.
     ///
     /// Index: `due_jobs`. Invariant: I9, an invalid document hides no other.
-    pub async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
-        self.values("groups", DUE_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
+    pub async fn ungated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
+        self.values("ungated_groups", DUE_JOBS, doc! { "$sort": { "group": 1 } }, "$group").await
     }
 
     /// The groups that have unlocked jobs with a gate.

@@ -19,7 +19,7 @@ use crate::{
     base::{ids::JobId, instant::Instant},
     hints::Hint,
     job::lane::ScheduledJob,
-    mongo::{Store, StoreError},
+    mongo::{Client, Store, StoreError},
     unique::Keyed,
 };
 
@@ -39,22 +39,22 @@ impl NewJob {
     ///
     /// # Errors
     /// [`EnqueueError`]. After a [`StoreError`] the outcome may be unknown: repeat the call under [`NewJob::with_id`].
-    pub async fn enqueue(self, store: &Store) -> Result<Enqueued, EnqueueError> {
-        Ok(store.enqueue_many([self]).await?[0])
+    pub async fn enqueue(self, client: &Client) -> Result<Enqueued, EnqueueError> {
+        Ok(client.enqueue_many([self]).await?[0])
     }
 
-    /// Enqueues the job in the caller's transaction, in a session of [`Store::start_session`]. Call [`Store::announce_jobs`] after the
+    /// Enqueues the job in the caller's transaction, in a session of [`Client::start_session`]. Call [`Client::announce_jobs`] after the
     /// commit to notify the workers. Without that call the job is found by polling.
     ///
     /// # Errors
     /// [`EnqueueError`]. The caller must then abort the transaction. In `and_run2` the driver wraps the error: `get_custom::<EnqueueError>()`
     /// of the driver's error returns it. [`StoreError::NoTransaction`] if the session has no transaction open.
-    pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<Enqueued, EnqueueError> {
-        Ok(store.enqueue_many_in(session, [self]).await?[0])
+    pub async fn enqueue_in(self, client: &Client, session: &mut ClientSession) -> Result<Enqueued, EnqueueError> {
+        Ok(client.enqueue_many_in(session, [self]).await?[0])
     }
 }
 
-impl Store {
+impl Client {
     /// Enqueues many jobs. Returns when a majority has all of them, with one result per job in the same order.
     ///
     /// All jobs are validated before the first is sent. A job whose id exists already is left unchanged.
@@ -63,24 +63,25 @@ impl Store {
     /// [`EnqueueError`]. After a [`StoreError`] some jobs may have been enqueued: repeat all of them under
     /// [`NewJob::with_id`].
     pub async fn enqueue_many(&self, jobs: impl IntoIterator<Item = NewJob>) -> Result<Vec<Enqueued>, EnqueueError> {
-        self.ready_to_enqueue().await?;
+        let store = self.store();
+        store.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
-        self.admit(&prepared).await?;
+        store.admit(&prepared).await?;
         if prepared.expires {
             self.prepare_expiring_jobs().await?;
         }
         if prepared.is_graph {
-            return self.enqueue_graph(prepared).await;
+            return store.enqueue_graph(prepared).await;
         }
         if !prepared.keyed.is_empty() {
-            return self.enqueue_keyed(prepared).await;
+            return store.enqueue_keyed(prepared).await;
         }
         let groups: Vec<String> = prepared.groups.into_keys().collect();
         let mut documents = prepared.documents;
         let mut known = HashSet::new();
         if !prepared.resent.is_empty() {
             for some in prepared.resent.chunks(IDS_PER_QUERY) {
-                known.extend(self.already_archived(some).await?);
+                known.extend(store.already_archived(some).await?);
             }
             documents.retain(|document| !crate::mongo::id_of(document).is_some_and(|id| known.contains(&id)));
         }
@@ -89,29 +90,30 @@ impl Store {
         let again = Hint::Jobs { groups: groups.clone(), at: prepared.at, jobs: Vec::new() };
         let hint = Hint::Jobs { groups, at: prepared.at, jobs };
         let insert = async {
-            known.extend(self.insert_jobs(documents).await?);
+            known.extend(store.insert_jobs(documents).await?);
             Ok::<_, StoreError>(known)
         };
         if early {
             // The notification reaches the workers while MongoDB waits for its journal.
             let announce = async {
-                self.announce_hint(hint).await;
+                store.announce_hint(hint).await;
                 std::time::Instant::now()
             };
             let (inserted, announced) = tokio::join!(insert, announce);
             known = inserted?;
             if announced.elapsed() > TOO_EARLY {
-                self.announce_hint(again).await;
+                store.announce_hint(again).await;
             }
         } else {
             known = insert.await?;
-            self.announce_hint(hint).await;
+            store.announce_hint(hint).await;
         }
         Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
     }
 
     /// Like [`enqueue_many`](Self::enqueue_many), but waits while a group or a resource has as many waiting jobs as it may have
-    /// ([`set_most_waiting`](Self::set_most_waiting), [`limits::set_most_waiting`](crate::limits::set_most_waiting)). The jobs are enqueued together, so there must be room for all of them.
+    /// ([`Groups::set_most_waiting`](crate::limits::Groups::set_most_waiting),
+    /// [`Limits::set_most_waiting`](crate::limits::Limits::set_most_waiting)). The jobs are enqueued together, so there must be room for all of them.
     ///
     /// # Errors
     /// [`EnqueueError`]; [`EnqueueError::BacklogFull`] or [`EnqueueError::GateFull`] if there is no room within the timeout, or if the limit is lower than the number of
@@ -146,31 +148,34 @@ impl Store {
         session: &mut ClientSession,
         jobs: impl IntoIterator<Item = NewJob>,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
-        self.ready_to_enqueue().await?;
+        let store = self.store();
+        store.ready_to_enqueue().await?;
         let prepared = Prepared::from_jobs(jobs, self.clock.now_in_order())?;
-        self.admit(&prepared).await?;
+        store.admit(&prepared).await?;
         if prepared.is_graph {
-            return self.enqueue_graph_in(session, prepared).await;
+            return store.enqueue_graph_in(session, prepared).await;
         }
         if !prepared.keyed.is_empty() {
-            return self.enqueue_keyed_in(session, prepared).await;
+            return store.enqueue_keyed_in(session, prepared).await;
         }
-        let known = self.insert_jobs_in(session, prepared.documents, &prepared.resent).await?;
+        let known = store.insert_jobs_in(session, prepared.documents, &prepared.resent).await?;
         Ok(prepared.ids.into_iter().map(|id| enqueued(id, &known)).collect())
     }
 
+    /// Notifies the recruiter that jobs of these groups were committed. Without this call the jobs are found by
+    /// polling.
+    pub async fn announce_jobs(&self, groups: impl IntoIterator<Item = impl Into<String>>) {
+        self.store().announce_hint(Hint::jobs_in(groups)).await;
+    }
+}
+
+impl Store {
     /// Checks before an insert that the schema exists: an insert would create a missing collection without a validator.
     async fn ready_to_enqueue(&self) -> Result<(), EnqueueError> {
         if !self.is_set_up().await? {
             return Err(EnqueueError::NotSetUp { database: self.database().name().into() });
         }
         Ok(self.fresh_clock().await?)
-    }
-
-    /// Notifies the recruiter that jobs of these groups were committed. Without this call the jobs are found by
-    /// polling.
-    pub async fn announce_jobs(&self, groups: impl IntoIterator<Item = impl Into<String>>) {
-        self.announce_hint(Hint::jobs_in(groups)).await;
     }
 }
 

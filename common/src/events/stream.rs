@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     base::{instant::Instant, shutdown::pause, telemetry::chain, topics::Pattern},
-    mongo::{Store, StoreError},
+    mongo::{Client, Store, StoreError},
 };
 
 /// How often a subscription is renewed. It expires after three times as long.
@@ -100,7 +100,7 @@ impl Drop for Events {
     }
 }
 
-impl Store {
+impl Client {
     /// Subscribes to events whose topics match one of these patterns. With `since` it begins with the events since then that the ring still
     /// holds. Other subscribers may have asked for other topics, so older events are there only if a subscriber had asked for them.
     ///
@@ -109,22 +109,23 @@ impl Store {
     /// # Errors
     /// When there is no pattern, and when MongoDB refuses or cannot be reached.
     pub async fn events(&self, patterns: impl IntoIterator<Item = Pattern>, since: Option<Instant>) -> Result<Events, EventsError> {
+        let store = self.store();
         let wanted = Wanted { patterns: patterns.into_iter().collect(), ends: false };
         if wanted.patterns.is_empty() {
             return Err(EventsError::NoTopic);
         }
-        self.prepare_events(None).await?;
-        let newest = self.newest_event().await?;
+        store.prepare_events(None).await?;
+        let newest = store.newest_event().await?;
         let from = match since {
             Some(since) => Timestamp { time: u32::try_from(since.timestamp()).unwrap_or_default(), increment: 0 },
             None => newest.map_or(Timestamp { time: 0, increment: 0 }, |at| Timestamp { increment: at.increment + 1, ..at }),
         };
         let id = ObjectId::new();
-        self.subscribe(id, &wanted, RENEW_EVERY * 3).await?;
+        store.subscribe(id, &wanted, RENEW_EVERY * 3).await?;
         let (sender, queue) = mpsc::channel(QUEUE);
-        let reader = Reader { store: self.clone(), wanted: wanted.clone(), since, from, next: HashMap::new(), to: sender };
-        let renewal = tokio::spawn(renew(self.clone(), id, wanted));
-        Ok(Events { queue, reader: tokio::spawn(reader.run()), renewal, subscription: Some((self.clone(), id)) })
+        let reader = Reader { store: self.store(), wanted: wanted.clone(), since, from, next: HashMap::new(), to: sender };
+        let renewal = tokio::spawn(renew(self.store(), id, wanted));
+        Ok(Events { queue, reader: tokio::spawn(reader.run()), renewal, subscription: Some((store, id)) })
     }
 
     /// The events since then that the ring still holds. Subscribes to nothing.
@@ -138,7 +139,7 @@ impl Store {
     ) -> Result<Vec<Event>, EventsError> {
         let wanted = Wanted { patterns: patterns.into_iter().collect(), ends: false };
         let from = since.map_or(0, |since| u32::try_from(since.timestamp()).unwrap_or_default());
-        let documents = self.events_since(Timestamp { time: from, increment: 0 }).await?;
+        let documents = self.store().events_since(Timestamp { time: from, increment: 0 }).await?;
         let events = documents.into_iter().flat_map(|document| numbered(document).map_or_else(Vec::new, |(.., events)| events));
         Ok(events.filter(|event| wanted.has(&event.topic) && since.is_none_or(|since| event.at >= since)).collect())
     }

@@ -10,7 +10,7 @@
 //! let job = JobId::new();
 //! store.put_file(job, "scan.tiff", tokio::fs::File::open("scan.tiff").await?).await?;
 //! NewJob::of_class("ReadText", doc! { "file": "scan.tiff" }).with_id(job).enqueue(store).await?;
-//! // In the workable: `job.store().open_file(job.job_id(), "scan.tiff")`.
+//! // In the workable: `job.client().open_file(job.job_id(), "scan.tiff")`.
 //! let text: Vec<u8> = store.read_file(job, "text.txt").await?;
 //! # Ok(())
 //! # }
@@ -34,7 +34,7 @@ use tokio_util::compat::{FuturesAsyncReadCompatExt, FuturesAsyncWriteCompatExt};
 
 use crate::{
     base::{ids::JobId, instant::Instant, names::check_name},
-    mongo::{Store, StoreError},
+    mongo::{Client, Store, StoreError},
 };
 
 /// Maximum time without progress of a transfer.
@@ -93,7 +93,7 @@ pub enum FileError {
     Store(#[from] StoreError),
 }
 
-impl Store {
+impl Client {
     /// Writes a file of a job, which need not be enqueued yet. It replaces an earlier file of this name once it is complete.
     ///
     /// Without its job it is deleted after a day.
@@ -102,9 +102,10 @@ impl Store {
     /// When the name is empty, longer than 256 bytes or has a NUL; when the content cannot be read; when MongoDB fails, or does not reply for
     /// 30 seconds. Then the earlier file stays.
     pub async fn put_file(&self, job: JobId, name: &str, mut content: impl AsyncRead + Unpin + Send) -> Result<JobFile, FileError> {
+        let store = self.store();
         check_name(name).map_err(|problem| FileError::Name { problem })?;
         let failed = |source| FileError::Transfer { name: name.into(), source };
-        let mut upload = self.begin_file(job, name).await?.compat_write();
+        let mut upload = store.begin_file(job, name).await?.compat_write();
         let (mut bytes, mut part) = (0, vec![0; PART]);
         loop {
             let read = content.read(&mut part).await.map_err(|source| FileError::Content { name: name.into(), source })?;
@@ -116,8 +117,8 @@ impl Store {
         }
         unless_it_stalls(upload.shutdown()).await.map_err(failed)?;
         let id = upload.get_ref().id().clone();
-        self.delete_files_of(job, |stored, older| stored == name && *older != id).await?;
-        self.prepare_files().await?;
+        store.delete_files_of(job, |stored, older| stored == name && *older != id).await?;
+        store.prepare_files().await?;
         Ok(JobFile { name: name.into(), bytes, written_at: self.now() })
     }
 
@@ -126,7 +127,7 @@ impl Store {
     /// # Errors
     /// When there is none of this name, or MongoDB fails. The stream ends with an error if parts of the file are missing.
     pub async fn open_file(&self, job: JobId, name: &str) -> Result<impl AsyncRead + Unpin + Send + 'static, FileError> {
-        let found = self.begin_to_read_file(job, name).await?;
+        let found = self.store().begin_to_read_file(job, name).await?;
         found.map(FuturesAsyncReadCompatExt::compat).ok_or_else(|| FileError::NotFound { job, name: name.into() })
     }
 
@@ -151,7 +152,7 @@ impl Store {
     /// When MongoDB fails.
     pub async fn files(&self, job: JobId) -> Result<Vec<JobFile>, FileError> {
         let mut files: Vec<JobFile> = Vec::new();
-        for (_, name, stored) in self.files_of(&[job]).await? {
+        for (_, name, stored) in self.store().files_of(&[job]).await? {
             // The last one of a name counts.
             files.pop_if(|file| file.name == name);
             files.push(JobFile { name, bytes: stored.length, written_at: stored.upload_date.to_chrono() });
@@ -164,9 +165,11 @@ impl Store {
     /// # Errors
     /// When MongoDB fails.
     pub async fn delete_file(&self, job: JobId, name: &str) -> Result<bool, FileError> {
-        Ok(self.delete_files_of(job, |stored, _| stored == name).await? > 0)
+        Ok(self.store().delete_files_of(job, |stored, _| stored == name).await? > 0)
     }
+}
 
+impl Store {
     /// Deletes the files of a job for which this is true. Returns their number.
     async fn delete_files_of(&self, job: JobId, which: impl Fn(&str, &Bson) -> bool) -> Result<usize, StoreError> {
         let mut count = 0;

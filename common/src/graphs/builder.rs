@@ -6,7 +6,7 @@ use crate::{
     base::ids::{GraphId, JobId},
     enqueue::{EnqueueError, Enqueued, NewJob},
     job::edge::Edge,
-    mongo::Store,
+    mongo::Client,
 };
 
 /// New jobs with edges between them, which are enqueued whole or not at all. The ids of its jobs are fixed when they are added. So a call
@@ -94,15 +94,15 @@ impl Graph {
     /// # Errors
     /// [`EnqueueError`]; then nothing is enqueued. After a [`StoreError`](crate::mongo::StoreError) the outcome may be unknown: repeat the call
     /// with a clone of the graph.
-    pub async fn enqueue(self, store: &Store) -> Result<Vec<Enqueued>, EnqueueError> {
-        store.enqueue_many(self.jobs).await
+    pub async fn enqueue(self, client: &Client) -> Result<Vec<Enqueued>, EnqueueError> {
+        client.enqueue_many(self.jobs).await
     }
 
     /// Enqueues all jobs in the caller's transaction. See [`NewJob::enqueue_in`].
     ///
     /// # Errors
     /// As for [`NewJob::enqueue_in`].
-    pub async fn enqueue_in(self, store: &Store, session: &mut ClientSession) -> Result<Vec<Enqueued>, EnqueueError> {
-        store.enqueue_many_in(session, self.jobs).await
+    pub async fn enqueue_in(self, client: &Client, session: &mut ClientSession) -> Result<Vec<Enqueued>, EnqueueError> {
+        client.enqueue_many_in(session, self.jobs).await
     }
 }

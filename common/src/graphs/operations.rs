@@ -19,7 +19,7 @@ use crate::{
         Stage,
         edge::{Edge, edges_of},
     },
-    mongo::{Store, StoreError},
+    mongo::{Client, Store, StoreError},
     wait::{WaitError, finished::ResultError},
 };
 
@@ -110,19 +110,13 @@ fn state_of(job: &Document, now: Instant) -> Stage {
     }
 }
 
-impl Store {
+impl Client {
     /// The jobs of a graph, by their ids; empty if no job has this graph.
     ///
     /// # Errors
     /// When MongoDB cannot be reached.
     pub async fn graph(&self, graph: GraphId) -> Result<Vec<GraphJob>, StoreError> {
-        Ok(self.graph_and_ended(graph).await?.0)
-    }
-
-    /// The same, with a job that has ended during the read.
-    async fn graph_and_ended(&self, graph: GraphId) -> Result<(Vec<GraphJob>, Option<JobId>), StoreError> {
-        let ((jobs, ended), now) = (self.jobs_of_graph(graph).await?, self.now());
-        Ok((jobs.iter().filter_map(|job| GraphJob::of_document(job, now)).collect(), ended))
+        Ok(self.store().graph_and_ended(graph).await?.0)
     }
 
     /// Waits until no job of a graph waits or runs. Returns its jobs.
@@ -136,7 +130,7 @@ impl Store {
         let begun = Monotonic::now();
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
-            let (jobs, ended) = match self.graph_and_ended(graph).await {
+            let (jobs, ended) = match self.store().graph_and_ended(graph).await {
                 Err(error) if error.is_transient() && !error.is_unauthorized() && !left.is_zero() => {
                     pause(AGAIN_AFTER.min(left)).await;
                     continue;
@@ -162,6 +156,14 @@ impl Store {
                 Err(other) => return Err(other),
             }
         }
+    }
+}
+
+impl Store {
+    /// The same, with a job that has ended during the read.
+    async fn graph_and_ended(&self, graph: GraphId) -> Result<(Vec<GraphJob>, Option<JobId>), StoreError> {
+        let ((jobs, ended), now) = (self.jobs_of_graph(graph).await?, self.now());
+        Ok((jobs.iter().filter_map(|job| GraphJob::of_document(job, now)).collect(), ended))
     }
 
     /// The results of these archived jobs, in this order. The result of a job that became others is the result of that job, or an array of

@@ -5,13 +5,11 @@
 use bson::{Bson, Document, doc};
 use mongodb::options::ReadConcern;
 
-use crate::{
-    base::names::check_trimmed_name,
-    mongo::{
-        Store, StoreError, call,
-        readable::Readable,
-        schema::{DUE_JOBS, GATED_JOBS, any_gate},
-    },
+use super::InvalidSetting;
+use crate::mongo::{
+    Store, StoreError, call,
+    readable::Readable,
+    schema::{DUE_JOBS, GATED_JOBS, any_gate},
 };
 
 /// Maximum number of groups with settings that are read.
@@ -29,21 +27,6 @@ pub struct GroupBacklog {
     pub most_waiting: Option<u64>,
 }
 
-/// Why a setting of a group was not changed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidSetting {
-    /// The name of the group is invalid.
-    #[error("the name of a group {0}")]
-    Group(String),
-    /// The number is not possible.
-    #[error("{0} is no possible number of waiting jobs: give a number from 1 to {LARGEST_CAP}, or remove the setting")]
-    MostWaiting(u64),
-    /// An error of MongoDB.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
 fn most_waiting_in(document: &Document) -> Option<u64> {
     let most = match document.get("most_waiting") {
         // mongosh stores numbers as floating-point numbers; the validator accepts only integers.
@@ -54,11 +37,19 @@ fn most_waiting_in(document: &Document) -> Option<u64> {
     most.filter(|most| *most > 0)
 }
 
-fn change_to(most: Option<u64>) -> Result<Document, InvalidSetting> {
+pub(super) fn check_most_waiting(most: Option<u64>) -> Result<(), InvalidSetting> {
     match most {
-        Some(most) if (1..=LARGEST_CAP).contains(&most) => Ok(doc! { "$set": { "most_waiting": i64::try_from(most).unwrap_or(i64::MAX) } }),
-        Some(most) => Err(InvalidSetting::MostWaiting(most)),
-        None => Ok(doc! { "$unset": { "most_waiting": "" } }),
+        Some(most) if !(1..=LARGEST_CAP).contains(&most) => Err(InvalidSetting(format!(
+            "{most} is no possible number of waiting jobs: give a number from 1 to {LARGEST_CAP}, or remove the setting"
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn change_to(most: Option<u64>) -> Document {
+    match most {
+        Some(most) => doc! { "$set": { "most_waiting": i64::try_from(most).unwrap_or(i64::MAX) } },
+        None => doc! { "$unset": { "most_waiting": "" } },
     }
 }
 
@@ -103,8 +94,8 @@ impl Store {
     /// limit.
     ///
     /// Filter: the name of the limit. Index: `_id`. Invariant: none, an operator's setting.
-    pub(crate) async fn put_most_waiting(&self, name: &str, most: Option<u64>) -> Result<bool, InvalidSetting> {
-        let (limits, id, change) = (self.limits.clone(), doc! { "_id": name }, change_to(most)?);
+    pub(crate) async fn put_most_waiting(&self, name: &str, most: Option<u64>) -> Result<bool, StoreError> {
+        let (limits, id, change) = (self.limits.clone(), doc! { "_id": name }, change_to(most));
         let changed = call("put_most_waiting", async move { limits.update_one(id, change).await }).await?;
         self.caps().forget();
         self.tell_plain("limit.changed", doc! { "name": name });
@@ -115,14 +106,10 @@ impl Store {
     /// Processes that enqueue notice the change within about a second.
     ///
     /// Filter: the group. Index: `_id`. Invariant: none, an operator's setting.
-    ///
-    /// # Errors
-    /// [`InvalidSetting`]. A setting that is not possible is refused before anything is sent.
-    pub async fn set_most_waiting(&self, group: &str, most: Option<u64>) -> Result<(), InvalidSetting> {
-        check_trimmed_name(group).map_err(InvalidSetting::Group)?;
-        let (groups, id, change) = (self.groups.clone(), doc! { "_id": group }, change_to(most)?);
+    pub(crate) async fn put_most_waiting_in_group(&self, group: &str, most: Option<u64>) -> Result<(), StoreError> {
+        let (groups, id, change) = (self.groups.clone(), doc! { "_id": group }, change_to(most));
         let is_set = most.is_some();
-        call("set_most_waiting", async move { groups.update_one(id, change).upsert(is_set).await }).await?;
+        call("put_most_waiting_in_group", async move { groups.update_one(id, change).upsert(is_set).await }).await?;
         self.caps().forget();
         self.tell_plain("group.changed", doc! { "name": group });
         Ok(())

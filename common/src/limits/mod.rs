@@ -34,7 +34,7 @@ use std::{
 };
 
 pub use self::{
-    operations::{SettingError, pause, remove_limit, resume, set_ageing, set_limit, set_maintenance, set_most_waiting, set_weight},
+    operations::{Groups, Limits, Pauses, SettingError},
     pause::{Pause, Paused},
     rate::Rate,
     refusal::{InUse, Refusal},

@@ -30,7 +30,7 @@ use crate::{
         telemetry::{chain, of_bson},
         topics::{InvalidTopic, check_topic},
     },
-    mongo::{Store, StoreError, cut},
+    mongo::{Client, Store, StoreError, cut},
 };
 
 /// Maximum size of the body of a message, in bytes of BSON.
@@ -99,7 +99,7 @@ pub enum PublishError {
     Store(#[from] StoreError),
 }
 
-impl Store {
+impl Client {
     /// Publishes a message. Returns when a majority of the replica set has it.
     ///
     /// While MongoDB is away the message is sent again for up to a minute, under the same id, so it is published once. A topic needs no
@@ -131,11 +131,12 @@ impl Store {
         &self,
         messages: impl IntoIterator<Item = (T, B)>,
     ) -> Result<(), PublishError> {
+        let store = self.store();
         let messages = messages.into_iter().map(|(topic, body)| stored(topic.as_ref(), &body)).collect::<Result<Vec<_>, _>>()?;
         if messages.is_empty() {
             return Ok(());
         }
-        self.prepare_messages().await?;
+        store.prepare_messages().await?;
         self.fresh_clock().await?;
         for envelope in cut(messages, ENVELOPE, ENVELOPE_BYTES, |(_, bytes)| *bytes) {
             let now = self.now();
@@ -146,11 +147,13 @@ impl Store {
                 "expires_at": bson::DateTime::from_chrono(now + TimeDelta::from_std(KEPT_FOR).unwrap_or_default()),
                 "messages": messages,
             };
-            self.publish_envelope(document).await?;
+            store.publish_envelope(document).await?;
         }
         Ok(())
     }
+}
 
+impl Store {
     async fn publish_envelope(&self, document: Document) -> Result<(), StoreError> {
         let began = std::time::Instant::now();
         loop {

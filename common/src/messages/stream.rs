@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     base::{instant::Instant, json::bson_of, shutdown::pause, telemetry::chain, topics::Pattern},
-    mongo::{Store, StoreError},
+    mongo::{Client, Store, StoreError},
 };
 
 /// Messages that wait for the application. Further ones stay in MongoDB.
@@ -184,7 +184,7 @@ impl Drop for Messages {
     }
 }
 
-impl Store {
+impl Client {
     /// Subscribes to the messages whose topics match one of these patterns. Each subscriber has a change stream of its own.
     ///
     /// Nothing is stored about a subscriber. To continue after a restart without a gap and without a repetition, store the
@@ -197,12 +197,14 @@ impl Store {
         if patterns.is_empty() {
             return Err(SubscribeError::NoTopic);
         }
-        let Opened { stream, start, within } = self.open_messages(&patterns, from).await?;
+        let Opened { stream, start, within } = self.store().open_messages(&patterns, from).await?;
         let (sender, queue) = mpsc::channel(QUEUE);
-        let reader = Reader { store: self.clone(), patterns, start, within, to: sender, told_at: Instant::UNIX_EPOCH };
+        let reader = Reader { store: self.store(), patterns, start, within, to: sender, told_at: Instant::UNIX_EPOCH };
         Ok(Messages { queue, reader: tokio::spawn(reader.run(stream)) })
     }
+}
 
+impl Store {
     /// The position of a subscriber that begins there, before it has received a message.
     pub(crate) async fn position_of_messages(&self, from: From) -> Result<Position, SubscribeError> {
         let Opened { start, within, .. } = self.open_messages(&[Pattern::everything()], from).await?;

@@ -15,7 +15,7 @@ use crate::{
         instant::Instant,
         text::{apart, printable},
     },
-    mongo::{Store, StoreError, lossy},
+    mongo::{Client, Store, StoreError, lossy},
     roster::{Request, WorkOn, assigned_in, ids_in},
 };
 
@@ -33,12 +33,22 @@ pub enum Leader {
     Nobody(String),
 }
 
+impl Client {
+    /// Whether a recruiter leads.
+    ///
+    /// # Errors
+    /// An error of MongoDB.
+    pub async fn leader(&self) -> Result<Leader, StoreError> {
+        Leader::find(&self.store()).await
+    }
+}
+
 impl Leader {
     /// Reads the lease.
     ///
     /// # Errors
     /// When MongoDB cannot be used.
-    pub async fn find(store: &Store) -> Result<Self, StoreError> {
+    pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
         let now = store.now();
         Ok(match store.observe_lease().await? {
             None => Self::Nobody("no recruiter has led yet".into()),
@@ -193,14 +203,14 @@ impl Worker {
 
 /// All workers in the roster.
 #[derive(Clone, Debug, Default)]
-pub struct Workers(pub Vec<Worker>);
+pub struct Presence(pub Vec<Worker>);
 
-impl Workers {
+impl Presence {
     /// Reads the roster.
     ///
     /// # Errors
     /// When MongoDB cannot be used.
-    pub async fn find(store: &Store) -> Result<Self, StoreError> {
+    pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
         let documents = store.roster_documents().await?;
         let now = store.now();
         Ok(Self(documents.iter().map(|document| Worker::of(lossy(document), now)).collect()))
@@ -250,8 +260,8 @@ mod tests {
     fn what_nobody_takes_has_a_reason() {
         let now = Instant::UNIX_EPOCH + TimeDelta::hours(1);
         let seen = |seconds_ago: i64| bson::DateTime::from_chrono(now - TimeDelta::seconds(seconds_ago));
-        let workers = |documents: Vec<Document>| Workers(documents.into_iter().map(|document| Worker::of(document, now)).collect());
-        let check = |workers: &Workers, class: &str, group: &str, expected: Option<&str>| {
+        let workers = |documents: Vec<Document>| Presence(documents.into_iter().map(|document| Worker::of(document, now)).collect());
+        let check = |workers: &Presence, class: &str, group: &str, expected: Option<&str>| {
             assert_eq!(workers.why_nobody_takes(class, group).as_deref(), expected);
         };
         let living = doc! { "classes": ["a", "b"], "work_on": ["g", "h"], "last_seen_at": seen(1), "lease_ms": 20_000_i64 };
@@ -261,7 +271,7 @@ mod tests {
         check(&some, "c", "g", Some("no running worker has the class `c`"));
         let dead = workers(vec![doc! { "classes": ["a"], "work_on": "*", "last_seen_at": seen(1), "retired": true }]);
         check(&dead, "a", "g", Some("no worker is running"));
-        check(&Workers::default(), "a", "g", Some("no worker is running"));
+        check(&Presence::default(), "a", "g", Some("no worker is running"));
         let quiet = doc! { "classes": ["a"], "work_on": "*", "last_seen_at": seen(1), "lease_ms": 20_000, "wanted": "quiet" };
         let reason = workers(vec![quiet.clone()]).why_nobody_takes("a", "g").unwrap();
         assert!(reason.contains("is quiet or stops"), "{reason}");
@@ -289,7 +299,7 @@ mod tests {
     fn a_policy_is_unknown_when_no_living_worker_knows_it() {
         let unknown = |workers: &[Document]| {
             let workers = workers.iter().map(|document| Worker::of(document.clone(), Instant::UNIX_EPOCH)).collect();
-            Workers(workers).unknown_policies(["Mine".to_owned(), "Ours".to_owned()].into())
+            Presence(workers).unknown_policies(["Mine".to_owned(), "Ours".to_owned()].into())
         };
         let [ours, all] = [doc! { "policies": ["Ours"] }, doc! { "policies": ["Mine", "Ours"] }];
         assert_eq!(unknown(std::slice::from_ref(&ours)), ["Mine"]);

@@ -8,7 +8,7 @@
 use crate::{
     base::{ids::JobId, instant::Instant},
     job::{FinishReason, Stage},
-    mongo::{Store, StoreError, batch::IDS_PER_QUERY, call, lossy, raw_id_of, schema::ARCHIVED_BY_END},
+    mongo::{Client, Store, StoreError, batch::IDS_PER_QUERY, call, lossy, raw_id_of, schema::ARCHIVED_BY_END},
     roster::ids_in,
 };
 use std::{collections::HashSet, time::Duration};
@@ -261,7 +261,7 @@ fn literally(text: &str) -> String {
     escaped
 }
 
-impl Store {
+impl Client {
     /// One page of the jobs that match, newest first. If only the archive is searched, the order is that of the ends of the last
     /// executions; otherwise that of `_id`, whose resolution is one second.
     ///
@@ -270,16 +270,17 @@ impl Store {
     /// no other. A job that moves between the reads is listed once, because the archive is read last and takes
     /// precedence.
     pub async fn jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
+        let store = self.store();
         let by_id = doc! { "_id": -1 };
         match filter.state {
-            _ if filter.is_archived() => self.finished_jobs(filter, page).await,
+            _ if filter.is_archived() => store.finished_jobs(filter, page).await,
             Some(StateFilter::Scheduled) => {
                 let found = filter.look(&self.scheduled, false, page, doc! { "locked": false }, by_id).await?;
                 Ok(newest(found, page))
             }
             Some(StateFilter::Running) => {
                 let mut running = Vec::new();
-                for jobs in self.held_jobs().await?.chunks(IDS_PER_QUERY) {
+                for jobs in store.held_jobs().await?.chunks(IDS_PER_QUERY) {
                     let held = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
                     running.extend(filter.look(&self.scheduled, false, page, held, by_id.clone()).await?);
                 }
@@ -295,7 +296,9 @@ impl Store {
             }
         }
     }
+}
 
+impl Store {
     /// One page of archived jobs by their end. Jobs that ended in the same millisecond have the order of the index,
     /// which is stable: a page begins after the last job of the previous page.
     async fn finished_jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {

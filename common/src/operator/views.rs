@@ -8,7 +8,7 @@ use crate::{
     },
     job::{FinishReason, Priority, StoredJob, edge::edges_of, lane::Lane},
     mongo::{
-        Store, StoreError,
+        Client, Store, StoreError,
         batch::IDS_PER_QUERY,
         call, id_of, lossy, raw_id_of,
         readable::Readable,
@@ -82,14 +82,16 @@ pub struct LaneCounts {
     pub for_predecessors: u64,
 }
 
-impl Store {
+impl Client {
     /// One job from either collection. See [`Store::jobs_by_id`].
     ///
     /// Index: `_id`. Invariant: I1, it is in one of them.
     pub async fn job(&self, job: JobId) -> Result<Option<StoredJob>, StoreError> {
-        Ok(self.jobs_by_id(&[job]).await?.remove(&job))
+        Ok(self.store().jobs_by_id(&[job]).await?.remove(&job))
     }
+}
 
+impl Store {
     /// Those of these jobs that exist, from either collection.
     ///
     /// Reads `scheduled`, then `archived`, then `scheduled` again. In between a job may be enqueued, or one read may
@@ -135,7 +137,7 @@ impl Store {
     pub async fn waiting(&self, now: Instant, overdue: Instant) -> Result<BTreeMap<String, Waiting>, StoreError> {
         let mut waiting = BTreeMap::new();
         for index in [DUE_JOBS, GATED_JOBS] {
-            let groups = if index == DUE_JOBS { self.groups().await? } else { self.gated_groups().await? };
+            let groups = if index == DUE_JOBS { self.ungated_groups().await? } else { self.gated_groups().await? };
             for group in groups {
                 let count =
                     async |scheduled_at: Document| self.count_waiting(doc! { "group": &group, "scheduled_at": scheduled_at }, index).await;

@@ -10,7 +10,8 @@ use bson::Document;
 use crate::{
     base::{ids::WorkerId, numbers::integer},
     hints::Hint,
-    mongo::{Store, StoreError, lossy},
+    mongo::{Client, Store, StoreError, lossy},
+    operator::presence::Presence,
 };
 
 /// A change of what is wanted of workers.
@@ -81,32 +82,53 @@ pub struct Answer {
     pub asked: Asked,
 }
 
-/// Quiets, resumes or stops workers, and notifies them. Returns the outcome for each chosen worker. In a dry run nothing is written.
-///
-/// # Errors
-/// An error of MongoDB. Some requests may have been written. The call can be repeated.
-pub async fn change(store: &Store, change: WorkerChange, chosen: &Chosen, by: &str, dry_run: bool) -> Result<Vec<Answer>, StoreError> {
-    let roster: Vec<Document> = store.roster_documents().await?.iter().map(|worker| lossy(worker)).collect();
-    let mut answers = Vec::new();
-    for (worker, document) in choose(&roster, chosen) {
-        let mut asked = decide(change, document);
-        if asked == Asked::Done && !dry_run {
-            let is_written = match change {
-                WorkerChange::Quiet => store.ask_worker(worker, Wanted::Quiet, by).await?,
-                WorkerChange::Stop => store.ask_worker(worker, Wanted::Stop, by).await?,
-                WorkerChange::Resume => store.resume_if_quiet(worker).await?,
-            };
-            asked = if is_written { Asked::Done } else { Asked::Meanwhile };
+impl Client {
+    /// The workers: list, quiet, resume and stop them.
+    pub fn workers(&self) -> Workers {
+        Workers(self.store())
+    }
+}
+
+/// The workers: [`Client::workers`].
+#[derive(Clone, Debug)]
+pub struct Workers(Store);
+
+impl Workers {
+    /// The workers in the roster.
+    ///
+    /// # Errors
+    /// An error of MongoDB.
+    pub async fn list(&self) -> Result<Presence, StoreError> {
+        Presence::find(&self.0).await
+    }
+
+    /// Quiets, resumes or stops workers, and notifies them. Returns the outcome for each chosen worker. In a dry run nothing is written.
+    ///
+    /// # Errors
+    /// An error of MongoDB. Some requests may have been written. The call can be repeated.
+    pub async fn change(&self, change: WorkerChange, chosen: &Chosen, by: &str, dry_run: bool) -> Result<Vec<Answer>, StoreError> {
+        let roster: Vec<Document> = self.0.roster_documents().await?.iter().map(|worker| lossy(worker)).collect();
+        let mut answers = Vec::new();
+        for (worker, document) in choose(&roster, chosen) {
+            let mut asked = decide(change, document);
+            if asked == Asked::Done && !dry_run {
+                let is_written = match change {
+                    WorkerChange::Quiet => self.0.ask_worker(worker, Wanted::Quiet, by).await?,
+                    WorkerChange::Stop => self.0.ask_worker(worker, Wanted::Stop, by).await?,
+                    WorkerChange::Resume => self.0.resume_if_quiet(worker).await?,
+                };
+                asked = if is_written { Asked::Done } else { Asked::Meanwhile };
+            }
+            let number = |field: &str| document.and_then(|document| integer(document.get(field)));
+            let hostname = document.and_then(|document| document.get_str("hostname").ok()).unwrap_or_default().to_owned();
+            answers.push(Answer { worker, hostname, pid: number("pid"), asked });
         }
-        let number = |field: &str| document.and_then(|document| integer(document.get(field)));
-        let hostname = document.and_then(|document| document.get_str("hostname").ok()).unwrap_or_default().to_owned();
-        answers.push(Answer { worker, hostname, pid: number("pid"), asked });
+        if !dry_run && answers.iter().any(|answer| answer.asked == Asked::Done) {
+            // A worker that misses the hint reads its document with its next heartbeat.
+            self.0.announce_hint(Hint::Control).await;
+        }
+        Ok(answers)
     }
-    if !dry_run && answers.iter().any(|answer| answer.asked == Asked::Done) {
-        // A worker that misses the hint reads its document with its next heartbeat.
-        store.announce_hint(Hint::Control).await;
-    }
-    Ok(answers)
 }
 
 fn choose<'a>(roster: &'a [Document], chosen: &Chosen) -> Vec<(WorkerId, Option<&'a Document>)> {

@@ -196,26 +196,7 @@ impl Schedule {
         Ok(stored)
     }
 
-    /// Declares the schedule under this name: creates it, or changes what is different. The first run is the first slot after the
-    /// declaration, also after a change of the expression, the zone or the interval. A paused schedule stays paused.
-    ///
-    /// Call it at each start of an application: without a difference it only reads.
-    ///
-    /// # Errors
-    /// [`ScheduleError`]. Nothing is written if the schedule is invalid or belongs to another namespace.
-    pub async fn declare(&self, store: &Store, name: &str) -> Result<Declared, ScheduleError> {
-        self.declare_or_compare(store, name, false).await
-    }
-
-    /// What [`declare`](Self::declare) would change. It writes nothing.
-    ///
-    /// # Errors
-    /// [`ScheduleError`], as `declare`.
-    pub async fn compare(&self, store: &Store, name: &str) -> Result<Declared, ScheduleError> {
-        self.declare_or_compare(store, name, true).await
-    }
-
-    async fn declare_or_compare(&self, store: &Store, name: &str, is_dry_run: bool) -> Result<Declared, ScheduleError> {
+    pub(super) async fn declare_or_compare(&self, store: &Store, name: &str, is_dry_run: bool) -> Result<Declared, ScheduleError> {
         let wanted = self.stored(name)?;
         if !is_dry_run {
             ready(store).await?;

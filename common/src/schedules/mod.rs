@@ -1,7 +1,7 @@
 //! Periodic jobs: declare, list, pause, resume and remove schedules, and run one at once.
 //!
 //! ```no_run
-//! use recruiter_common::{Store, Workable, schedules::{Missed, Overlap, Schedule}};
+//! use recruiter_common::{Client, Workable, schedules::{Missed, Overlap, Schedule}};
 //!
 //! #[derive(serde::Serialize, serde::Deserialize)]
 //! struct Report {
@@ -13,13 +13,12 @@
 //!     type Output = ();
 //! }
 //!
-//! # async fn example(store: &Store) -> Result<(), Box<dyn std::error::Error>> {
-//! Schedule::cron("0 3 * * *", "Europe/Berlin")?
+//! # async fn example(client: &Client) -> Result<(), Box<dyn std::error::Error>> {
+//! let nightly = Schedule::cron("0 3 * * *", "Europe/Berlin")?
 //!     .job(Report { kind: "daily".into() }.as_job())
 //!     .overlap(Overlap::Skip)
-//!     .missed(Missed::One)
-//!     .declare(store, "nightly-report")
-//!     .await?;
+//!     .missed(Missed::One);
+//! client.schedules().declare("nightly-report", &nightly).await?;
 //! # Ok(())
 //! # }
 //! ```
@@ -29,8 +28,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `definition` | a schedule, and its declaration |
-//! | `operations` | list, pause, resume, run, remove |
+//! | `definition` | a schedule |
+//! | `operations` | declare, list, pause, resume, run, remove |
 //! | `timing` | slots: cron expressions and intervals |
 //! | `policy` | overlapping and missed runs |
 //! | `error` | invalid schedules, failed changes |
@@ -51,7 +50,7 @@ pub use self::{
     definition::{Declared, Schedule, id_of_slot},
     document::{Paused, Run, Skipped, StoredSchedule},
     error::{InvalidSchedule, ScheduleError},
-    operations::{enqueue_and_advance, find, list, names_in, pause, remove, resume, run_now},
+    operations::Schedules,
     policy::{Missed, Overlap},
     timing::Timing,
 };

@@ -8,7 +8,7 @@ use crate::{
     base::{failure::Failure, ids::JobId, telemetry::of_bson},
     enqueue::Workable,
     job::{FinishReason, StoredJob},
-    mongo::{Store, StoreError, lossy},
+    mongo::{Client, StoreError, lossy},
 };
 
 /// The outcome of a job so far.
@@ -65,7 +65,7 @@ pub enum ResultError {
     Store(#[from] StoreError),
 }
 
-impl Store {
+impl Client {
     /// Returns the outcome of a job of this class. [`Store::job`] describes the read. Of a job with
     /// [`Keep::Failures`](crate::job::Keep::Failures) that has succeeded, nothing remains, and the outcome is [`JobResult::Unknown`].
     ///

@@ -38,7 +38,7 @@ use crate::{
     base::{ids::JobId, shutdown::pause, telemetry::chain},
     enqueue::{Enqueued, Workable},
     job::{Keep, StoredJob},
-    mongo::Store,
+    mongo::{Client, Store},
 };
 
 impl Enqueued {
@@ -67,12 +67,12 @@ impl Enqueued {
     ///
     /// # Errors
     /// [`WaitError`].
-    pub async fn wait<W: Workable>(&self, store: &Store, timeout: Duration) -> Result<W::Output, WaitError> {
-        store.wait_for::<W>(self.id, timeout).await
+    pub async fn wait<W: Workable>(&self, client: &Client, timeout: Duration) -> Result<W::Output, WaitError> {
+        client.wait_for::<W>(self.id, timeout).await
     }
 }
 
-impl Store {
+impl Client {
     /// Waits for the result of a job of this class, by its id. Through retries, failovers and restarts of all processes: only the timeout
     /// and the end of the job end the wait. Dropping the future ends it as well.
     ///
@@ -89,7 +89,7 @@ impl Store {
                 JobResult::Failed { why, failure } => Err(WaitError::Failed { job, why, failure }),
             }
         };
-        self.wait_until(job, timeout, || read().boxed()).await
+        self.store().wait_until(job, timeout, || read().boxed()).await
     }
 
     /// Waits until a job of any class is archived, and returns its document. For programs that know no Rust type of its class.
@@ -102,9 +102,11 @@ impl Store {
             Some(stored) if stored.is_archived => Ok(Seen::Ended(stored)),
             Some(stored) => Ok(Seen::unfinished(&stored)),
         };
-        self.wait_until(job, timeout, || read().boxed()).await
+        self.store().wait_until(job, timeout, || read().boxed()).await
     }
+}
 
+impl Store {
     /// Ends the task that listens for the ends of jobs, and returns it. It would go on for a minute after the last wait, and restore what it
     /// needs in a database that is removed. For tests.
     #[doc(hidden)]

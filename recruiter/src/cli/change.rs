@@ -14,7 +14,7 @@ use bson::doc;
 use clap::{Args, builder::BoolishValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
-    control::{Alteration, Change, Changed, Control, Refusal, Report},
+    control::{Alteration, Change, Changed, Refusal, Report},
     exit::Exit,
     ids::JobId,
     instant::Instant,
@@ -240,7 +240,7 @@ async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, Connec
 /// Changes each job separately. A failed job does not stop the others.
 async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
     let mut refused = 0;
-    for (job, changed) in Control::new(store, args.dry_run).change(change, &args.ids).await? {
+    for (job, changed) in store.control(args.dry_run).change(change, &args.ids).await? {
         let failed = matches!(changed, Changed::Refused(_));
         refused += usize::from(failed);
         if args.format.json {
@@ -270,7 +270,7 @@ async fn walk(
 ) -> anyhow::Result<Report> {
     let bar = progress();
     let (mut last, mut written) = (Report::default(), Ok(()));
-    let mut control = Control::new(store, dry_run);
+    let mut control = store.control(dry_run);
     let walked = control.change_all(change, filter, |report, changed| {
         last = report.clone();
         bar.set_length(report.length);

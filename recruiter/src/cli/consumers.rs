@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
-    consumers::{self, ConsumerError, ConsumerGroup, InvalidConsumer},
+    consumers::{ConsumerError, ConsumerGroup, InvalidConsumer},
     messages::{From, SubscribeError},
     spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies},
     store::{ConnectArgs, Store},
@@ -103,7 +103,7 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             let job = job_of(&store.class_defaults().await?)?;
             let needs = Needs::of([&job]);
             let from = since.map_or(From::Now, |when| From::Since(when.by(store.now())));
-            consumers::declare(&store, &name, topics, job, from).await.map_err(refused)?;
+            store.consumers().declare(&name, topics, job, from).await.map_err(refused)?;
             warn_of_unmet(&store, &needs).await;
             Ok(writeln!(out, "the messages of {} become jobs", printable(&name, 256))?)
         }
@@ -115,7 +115,7 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
                 find(&store, &name).await?;
                 return Ok(writeln!(out, "{} would continue with the messages since {whence}", printable(&name, 256))?);
             }
-            consumers::reset(&store, &name, at.map_or(From::Now, From::Since)).await.map_err(refused)?;
+            store.consumers().reset(&name, at.map_or(From::Now, From::Since)).await.map_err(refused)?;
             Ok(writeln!(out, "{} continues with the messages since {whence}", printable(&name, 256))?)
         }
         ConsumersCommand::Remove { name, dry_run } => {
@@ -124,7 +124,7 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             if dry_run {
                 return Ok(writeln!(out, "would remove the consumer group {}", printable(&name, 256))?);
             }
-            consumers::remove(&store, &name).await?;
+            store.consumers().remove(&name).await?;
             Ok(writeln!(out, "removed the consumer group {}; its jobs stay", printable(&name, 256))?)
         }
     }
@@ -135,7 +135,7 @@ async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
 }
 
 async fn find(store: &Store, name: &str) -> anyhow::Result<()> {
-    let known = consumers::list(store).await?.into_iter().any(|(other, _)| other == name);
+    let known = store.consumers().list().await?.into_iter().any(|(other, _)| other == name);
     if known { Ok(()) } else { Err(anyhow!("there is no consumer group `{}`", printable(name, 256))) }
 }
 
@@ -148,7 +148,7 @@ fn refused(error: ConsumerError) -> anyhow::Error {
 }
 
 async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let groups = consumers::list(store).await?;
+    let groups = store.consumers().list().await?;
     if format.json {
         return Ok(groups.iter().try_for_each(|(name, group)| json_line(out, document(name, group)))?);
     }

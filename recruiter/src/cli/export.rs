@@ -5,7 +5,6 @@ use std::{io::Write, ops::ControlFlow};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use recruiter_common::{
-    control::export,
     exit::Exit,
     instant::Instant,
     shutdown::Shutdown,
@@ -50,20 +49,21 @@ pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: &Shut
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let filter = args.filter.at(store.now()).narrowed_to_export().map_err(usage)?;
     let (mut count, mut without, mut written) = (0_u64, 0_u64, Ok(()));
-    let exported = export(&store, &filter, |job, line| {
-        written = match line {
-            Ok(spec) => {
-                count += 1;
-                writeln!(out, "{spec}")
-            }
-            Err(problem) => {
-                without += 1;
-                if without <= NAMED { writeln!(std::io::stderr(), "{job}: {}", printable(&problem, 400)) } else { Ok(()) }
-            }
-        };
-        if written.is_err() || is_closed() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })
-    .await;
+    let exported = store
+        .export_jobs(&filter, |job, line| {
+            written = match line {
+                Ok(spec) => {
+                    count += 1;
+                    writeln!(out, "{spec}")
+                }
+                Err(problem) => {
+                    without += 1;
+                    if without <= NAMED { writeln!(std::io::stderr(), "{job}: {}", printable(&problem, 400)) } else { Ok(()) }
+                }
+            };
+            if written.is_err() || is_closed() || shutdown.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .await;
     written?;
     out.flush()?;
     // The reader has all that it wants, as in `| head`.

@@ -12,7 +12,7 @@ use bson::{Document, doc};
 use clap::{Args, Subcommand, ValueEnum, builder::BoolishValueParser};
 use recruiter_common::{
     JobId,
-    control::{Changed, Control},
+    control::Changed,
     enqueue::EnqueueError,
     exit::Exit,
     graphs::{Edge, Graph, GraphJob, When},
@@ -360,7 +360,7 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
         false => Store::connect(connect, "recruiter graph").await?,
     };
     let is_retrying = jobs_of(&store, args.id).await?.iter().any(|job| job.is_retrying);
-    let mut control = Control::new(&store, args.dry_run);
+    let mut control = store.control(args.dry_run);
     let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
     for (job, change) in &changed {
         if args.format.json {

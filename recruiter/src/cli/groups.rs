@@ -7,13 +7,13 @@ use clap::{ArgGroup, Args, Subcommand};
 use recruiter_common::{
     flags::name_of_text,
     limits::{self, GroupSettings, MaintenanceWindow},
-    store::{ConnectArgs, InvalidSetting, Store},
+    store::{ConnectArgs, Store},
 };
 
 use super::{
     exit::usage,
     groups_why,
-    limits::refused as refused_setting,
+    limits::refused,
     output::{Column, Format, Row, Screen, json_line, printable, table},
 };
 
@@ -226,21 +226,21 @@ async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyh
     let name = printable(&args.group, 60);
     let mut changed = Vec::new();
     if let Some(most) = args.most_waiting {
-        store.set_most_waiting(&args.group, most).await.map_err(refused)?;
+        store.groups().set_most_waiting(&args.group, most).await.map_err(refused)?;
         changed.push(match most {
             Some(most) => format!("{name} accepts further jobs while fewer than {most} wait"),
             None => format!("{name} accepts any number of jobs"),
         });
     }
     if let Some(weight) = args.weight {
-        limits::set_weight(&store, &args.group, weight).await.map_err(refused_setting)?;
+        store.groups().set_weight(&args.group, weight).await.map_err(refused)?;
         changed.push(match weight {
             Some(weight) => format!("{name} has the weight {weight}"),
             None => format!("{name} has no weight"),
         });
     }
     if let Some(ageing) = args.ageing {
-        limits::set_ageing(&store, &args.group, ageing).await.map_err(refused_setting)?;
+        store.groups().set_ageing(&args.group, ageing).await.map_err(refused)?;
         changed.push(match ageing {
             Some(ageing) => {
                 format!("a job of {name} counts as one priority higher for each {} that it has waited", humantime::format_duration(ageing))
@@ -250,7 +250,7 @@ async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyh
     }
     if !args.maintenance.is_empty() {
         let windows: Vec<MaintenanceWindow> = args.maintenance.into_iter().flatten().collect();
-        limits::set_maintenance(&store, &args.group, &windows).await.map_err(refused_setting)?;
+        store.groups().set_maintenance(&args.group, &windows).await.map_err(refused)?;
         let texts: Vec<String> = windows.iter().map(ToString::to_string).collect();
         changed.push(if texts.is_empty() {
             format!("{name} has no maintenance window")
@@ -263,13 +263,6 @@ async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyh
         return Ok(json_line(out, group.map_or_else(|| doc! { "name": &args.group }, |group| group.to_document(&args.group, None)))?);
     }
     Ok(changed.into_iter().try_for_each(|line| writeln!(out, "{line}"))?)
-}
-
-fn refused(problem: InvalidSetting) -> anyhow::Error {
-    match problem {
-        InvalidSetting::Store(error) => error.into(),
-        other @ (InvalidSetting::Group(_) | InvalidSetting::MostWaiting(_) | _) => usage(other.to_string()),
-    }
 }
 
 #[cfg(test)]

@@ -123,9 +123,9 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
             }
             let store = Store::connect(connect.clone(), "recruiter limits").await?;
             let limit = Limit { capacity: limit.capacity, rate: limit.rate };
-            limits::set_limit(&store, &name, limit).await.map_err(refused)?;
+            store.limits().set(&name, limit).await.map_err(refused)?;
             if limits::group_of_resource(&name).is_none() {
-                limits::set_most_waiting(&store, &name, most_waiting).await.map_err(refused)?;
+                store.limits().set_most_waiting(&name, most_waiting).await.map_err(refused)?;
             }
             Ok(writeln!(out, "{} has a limit: {}{}", printable(&name, 256), described(limit), and_waiting(most_waiting))?)
         }
@@ -136,7 +136,7 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
             if dry_run {
                 return Ok(writeln!(out, "would remove the limit of {}: {}", printable(&name, 256), described(limit))?);
             }
-            limits::remove_limit(&store, &name).await.map_err(refused)?;
+            store.limits().remove(&name).await.map_err(refused)?;
             let effect = if limits::group_of_resource(&name).is_some() { "its jobs have no limit" } else { "jobs that name it wait" };
             Ok(writeln!(out, "removed the limit of {}: {effect}", printable(&name, 256))?)
         }
@@ -272,7 +272,7 @@ pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl
     let PauseArgs { paused, reason, by } = args;
     let store = Store::connect(connect.clone(), "recruiter pause").await?;
     let by = by.unwrap_or_else(this_operator);
-    if limits::pause(&store, &paused, &by, reason.as_deref()).await? {
+    if store.pauses().pause(&paused, &by, reason.as_deref()).await? {
         Ok(writeln!(out, "paused {}: its jobs wait, and running jobs continue", printable(&paused.to_string(), 256))?)
     } else {
         Ok(writeln!(out, "{} was paused before; `recruiter pauses` shows by whom", printable(&paused.to_string(), 256))?)
@@ -301,7 +301,7 @@ pub(super) fn this_operator() -> String {
 pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect(connect.clone(), "recruiter resume").await?;
     let paused = printable(&args.paused.to_string(), 256);
-    if limits::resume(&store, &args.paused).await? {
+    if store.pauses().resume(&args.paused).await? {
         Ok(writeln!(out, "resumed {paused}")?)
     } else {
         Ok(writeln!(out, "{paused} was not paused")?)

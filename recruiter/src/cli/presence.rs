@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, io::Write};
 
-pub(super) use recruiter_common::presence::{Leader, Worker, Workers};
+pub(super) use recruiter_common::presence::{Presence, Worker};
 use recruiter_common::{enqueue::NewJob, store::Store};
 
 use super::output::printable;
@@ -44,7 +44,7 @@ impl Needs {
 /// the limits that they name. This is not an error: the jobs wait. What this user may not read is not checked.
 pub(super) async fn warn_of_unmet(store: &Store, needs: &Needs) {
     let mut reasons = BTreeSet::new();
-    if let Ok(workers) = Workers::find(store).await {
+    if let Ok(workers) = store.workers().list().await {
         let untaken = needs.kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group));
         reasons.extend(untaken.map(|reason| format!("{reason}; the job waits until there is one")));
         let unknown = workers.unknown_policies(needs.policies.clone()).into_iter();

@@ -11,7 +11,7 @@ use recruiter_common::{
     exit::Exit,
     instant::Instant,
     roster::ProcessIdentity,
-    schedules::{self, InvalidSchedule, Run, ScheduleError, StoredSchedule},
+    schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
     spec::UnknownPolicies,
     store::{ConnectArgs, Store},
@@ -141,11 +141,11 @@ pub(super) async fn run(args: SchedulesArgs, connect: &ConnectArgs, shutdown: Sh
         SchedulesCommand::Show { name, format } => or_stopped(shutdown, show(&name, format, connect, out)).await,
         SchedulesCommand::Apply(args) => apply(args, connect, out).await,
         SchedulesCommand::Pause { name, reason, format } => {
-            let changed = schedules::pause(&connected(false, connect).await?, &name, &who()?, &reason).await.map_err(refused)?;
+            let changed = connected(false, connect).await?.schedules().pause(&name, &who()?, &reason).await.map_err(refused)?;
             report(out, format, &name, if changed { "paused" } else { "paused-before" }, false)
         }
         SchedulesCommand::Resume { name, format } => {
-            let changed = schedules::resume(&connected(false, connect).await?, &name).await.map_err(refused)?;
+            let changed = connected(false, connect).await?.schedules().resume(&name).await.map_err(refused)?;
             report(out, format, &name, if changed { "resumed" } else { "not-paused" }, false)
         }
         SchedulesCommand::Run { name, format } => run_now(&name, format, connect, out).await,
@@ -178,7 +178,7 @@ fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_r
 
 async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = connected(true, connect).await?;
-    let (listed, now) = (schedules::list(&store).await?, store.now());
+    let (listed, now) = (store.schedules().list().await?, store.now());
     if format.json {
         return Ok(listed.into_iter().try_for_each(|(name, schedule)| json_line(out, to_json(&name, schedule.as_ref(), now)))?);
     }
@@ -251,7 +251,7 @@ fn to_json(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now:
 
 async fn show(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = connected(true, connect).await?;
-    let (schedule, now) = (schedules::find(&store, name).await?, store.now());
+    let (schedule, now) = (store.schedules().find(name).await?, store.now());
     if format.json {
         return Ok(json_line(out, to_json(name, Ok(&schedule), now))?);
     }
@@ -291,7 +291,7 @@ fn run_of(run: &Run) -> String {
 }
 
 async fn run_now(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let job = schedules::run_now(&connected(false, connect).await?, name).await.map_err(refused)?;
+    let job = connected(false, connect).await?.schedules().run_now(name).await.map_err(refused)?;
     if format.json {
         return Ok(json_line(out, doc! { "id": job.to_string() })?);
     }
@@ -300,13 +300,13 @@ async fn run_now(name: &str, format: Format, connect: &ConnectArgs, out: &mut im
 
 async fn remove(names: &[String], dry_run: bool, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = connected(dry_run, connect).await?;
-    let known: BTreeSet<String> = schedules::list(&store).await?.into_iter().map(|(name, _)| name).collect();
+    let known: BTreeSet<String> = store.schedules().list().await?.into_iter().map(|(name, _)| name).collect();
     let unknown: Vec<&String> = names.iter().filter(|name| !known.contains(*name)).collect();
     if let Some(name) = unknown.first() {
         bail!("there is no schedule `{}`; nothing was removed", printable(name, 80));
     }
     for name in names {
-        let is_removed = dry_run || schedules::remove(&store, name, None).await?;
+        let is_removed = dry_run || store.schedules().remove(name, None).await?;
         report(out, format, name, if is_removed { "removed" } else { "removed-before" }, dry_run)?;
     }
     Ok(())
@@ -319,10 +319,10 @@ async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> 
     let wanted = wanted.with_defaults(&store.class_defaults().await?, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
     // Every conflict is found before the first change.
     for (name, schedule) in &wanted.schedules {
-        schedule.compare(&store, name).await.with_context(|| format!("{}: nothing was changed", args.file.display()))?;
+        store.schedules().compare(name, schedule).await.with_context(|| format!("{}: nothing was changed", args.file.display()))?;
     }
     let names: BTreeSet<&String> = wanted.schedules.iter().map(|(name, _)| name).collect();
-    let outdated: Vec<String> = schedules::names_in(&store, &wanted.name).await?.into_iter().filter(|name| !names.contains(name)).collect();
+    let outdated: Vec<String> = store.schedules().names_in(&wanted.name).await?.into_iter().filter(|name| !names.contains(name)).collect();
     if names.is_empty() && !outdated.is_empty() && !args.yes && !args.dry_run {
         return Err(usage(format!(
             "{} has no schedules: it would remove all {} of the namespace `{}`; add --yes to remove them, or --dry-run to list them",
@@ -332,11 +332,12 @@ async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> 
         )));
     }
     for (name, schedule) in &wanted.schedules {
-        let declared = if args.dry_run { schedule.compare(&store, name).await? } else { schedule.declare(&store, name).await? };
+        let declared =
+            if args.dry_run { store.schedules().compare(name, schedule).await? } else { store.schedules().declare(name, schedule).await? };
         report(out, args.format, name, declared.word(), args.dry_run)?;
     }
     for name in outdated {
-        if args.dry_run || schedules::remove(&store, &name, Some(&wanted.name)).await? {
+        if args.dry_run || store.schedules().remove(&name, Some(&wanted.name)).await? {
             report(out, args.format, &name, "removed", args.dry_run)?;
         }
     }

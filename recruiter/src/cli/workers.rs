@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     ids::WorkerId,
     store::{ConnectArgs, Store},
-    workers::{self, Answer, Asked, Chosen, WorkerChange},
+    workers::{Answer, Asked, Chosen, WorkerChange},
 };
 
 use super::{
@@ -100,7 +100,7 @@ pub(super) async fn run(args: WorkersArgs, connect: &ConnectArgs, out: &mut impl
     let asking = Store::connect_to_ask(connect, name).await?;
     let store = if args.dry_run { asking } else { Store::connect(connect, name).await? };
     let by = args.by.clone().unwrap_or_else(this_operator);
-    let answers = workers::change(&store, change, &chosen, &by, args.dry_run).await?;
+    let answers = store.workers().change(change, &chosen, &by, args.dry_run).await?;
     let mut refused = 0;
     for answer in &answers {
         let text = message(change, answer, args.dry_run);

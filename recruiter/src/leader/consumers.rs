@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use recruiter_common::{
-    consumers::{self, ConsumerError, ConsumerGroup},
+    consumers::{ConsumerError, ConsumerGroup},
     instant::Instant,
     messages::{Arrival, From, Message, Position, SubscribeError},
     shutdown::Shutdown,
@@ -84,7 +84,7 @@ impl<'a> Consumers<'a> {
     /// Begins the readers of new and changed groups, and ends those of removed and changed ones.
     async fn search(&mut self) -> Result<(), StoreError> {
         let (mut found, mut invalid) = (BTreeMap::new(), BTreeSet::new());
-        for (name, group) in consumers::list(self.store).await? {
+        for (name, group) in self.store.consumers().list().await? {
             match group {
                 Ok(group) => _ = found.insert((name, group.revision, group.created_at), group),
                 Err(problem) => {
@@ -209,12 +209,12 @@ impl Reader<'_> {
     async fn handle(&mut self, session: &mut CommitSession, messages: Vec<Message>, last: Option<Position>) -> Result<bool, ConsumerError> {
         if !messages.is_empty() {
             self.moved_at = Monotonic::now();
-            return consumers::forward(&self.store, session, &mut self.group, messages).await;
+            return self.store.forward_to_consumer(session, &mut self.group, messages).await;
         }
         match last {
             Some(last) if self.moved_at.elapsed() >= PASS_EVERY => {
                 self.moved_at = Monotonic::now();
-                Ok(consumers::pass(&self.store, &mut self.group, last).await?)
+                Ok(self.store.pass_consumer(&mut self.group, last).await?)
             }
             Some(_) | None => Ok(true),
         }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use recruiter_common::{
+    Client,
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     limits::{Pause, Settings},
@@ -44,7 +45,7 @@ macro_rules! operations {
 
         impl Database for Store {
             fn now(&self) -> Instant {
-                self.now()
+                Client::now(self)
             }
 
             fn is_linked(&self, worker: WorkerId) -> bool {
@@ -62,7 +63,7 @@ operations! {
     async fn available_workers(&self, term: LeaseTerm) -> Result<Vec<AvailableWorker>, StoreError>;
     async fn rounds_of(&self, workers: &[WorkerId]) -> Result<HashMap<WorkerId, Option<RoundId>>, StoreError>;
     async fn channels(&self) -> Result<BTreeSet<Channel>, StoreError>;
-    async fn groups(&self) -> Result<BTreeSet<String>, StoreError>;
+    async fn ungated_groups(&self) -> Result<BTreeSet<String>, StoreError>;
     async fn gated_groups(&self) -> Result<BTreeSet<String>, StoreError>;
     async fn waiting_lanes(&self) -> Result<BTreeMap<Lane, Instant>, StoreError>;
     async fn lanes_of(&self, group: &str, most: usize) -> Result<(Vec<Lane>, bool), StoreError>;

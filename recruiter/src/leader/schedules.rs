@@ -24,7 +24,7 @@ use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::JobId,
     instant::Instant,
-    schedules::{self, MOST_MISSED, Missed, Overlap, Run, Schedule, StoredSchedule, id_of_slot},
+    schedules::{MOST_MISSED, Missed, Overlap, Run, Schedule, StoredSchedule, id_of_slot},
     shutdown::Shutdown,
     store::{Advance, CommitSession, Store, StoreError, lossy},
     telemetry::chain,
@@ -227,7 +227,7 @@ impl<'a> Schedules<'a> {
         let jobs: Vec<NewJob> = steps.iter().flat_map(Step::new_jobs).filter_map(Result::ok).collect();
         let at = self.store.now();
         let advances: Vec<Advance> = steps.iter().map(|step| step.advance(at)).collect();
-        if !self.leadership.is_trusted() || !schedules::enqueue_and_advance(self.store, &mut self.session, &advances, jobs).await? {
+        if !self.leadership.is_trusted() || !self.store.enqueue_and_advance(&mut self.session, &advances, jobs).await? {
             return Ok(false);
         }
         for advance in advances {

@@ -88,7 +88,7 @@ async fn every_order_of_an_application_has_its_job_whatever_becomes_of_the_prima
         set.whole().await;
     }
     assert!(!wait.is_finished(), "a wait goes on through failovers");
-    Control::new(&shop.store, false).change(&Change::Cancel, &[waited]).await.unwrap();
+    shop.store.control(false).change(&Change::Cancel, &[waited]).await.unwrap();
     assert!(wait.await.unwrap().unwrap().is_archived);
     closed.store(true, Ordering::Relaxed);
     let taken = orders.await.unwrap();

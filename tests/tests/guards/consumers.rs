@@ -2,7 +2,7 @@
 
 use bson::doc;
 use recruiter_common::{
-    consumers::{self, ConsumerGroup},
+    consumers::ConsumerGroup,
     enqueue::NewJob,
     messages::{From, Message, Position},
     store::CommitSession,
@@ -16,23 +16,23 @@ async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
     let setting = Setting::new().await;
     let declare = async || {
         let topics = [Pattern::new("a").unwrap()];
-        consumers::declare(&setting.store, "g", topics, NewJob::of_class("x", doc! {}), From::Now).await.unwrap();
+        setting.store.consumers().declare("g", topics, NewJob::of_class("x", doc! {}), From::Now).await.unwrap();
     };
     declare().await;
-    let read = async || consumers::list(&setting.store).await.unwrap().remove(0).1.unwrap();
+    let read = async || setting.store.consumers().list().await.unwrap().remove(0).1.unwrap();
     let stale = read().await;
     let position = |text: &str| text.parse::<Position>().unwrap();
     let message = |at: &str| Message { topic: "a".into(), body: doc! {}, at: None, position: position(at) };
     let mut session = CommitSession::default();
     let mut forward = async |mut group: ConsumerGroup, at: &str| {
-        consumers::forward(&setting.store, &mut session, &mut group, vec![message(at)]).await.unwrap()
+        setting.store.forward_to_consumer(&mut session, &mut group, vec![message(at)]).await.unwrap()
     };
     assert!(forward(stale.clone(), "82aa").await);
     assert!(!forward(stale, "82bb").await, "another leader has moved its position");
     let changed = read().await;
     declare().await;
     assert!(!forward(changed.clone(), "82bb").await, "its job was changed");
-    let pass = async |mut group: ConsumerGroup| consumers::pass(&setting.store, &mut group, position("82dd")).await.unwrap();
+    let pass = async |mut group: ConsumerGroup| setting.store.pass_consumer(&mut group, position("82dd")).await.unwrap();
     assert!(!pass(changed.clone()).await);
     setting.store.note_consumer_problem("g", changed.revision, "old").await.unwrap();
     let now = read().await;

@@ -23,7 +23,7 @@ async fn groups_are_named_once_and_while_jobs_wait_in_them() {
     let jobs = ["a", "a", "b", "c"].map(|group| NewJob::of_class("x", doc! {}).in_group(group));
     let jobs = local::ids(setting.store.enqueue_many(jobs).await.unwrap());
     setting.start(WorkerId::new(), [jobs[3]]).await;
-    let groups = timeout(SOON, setting.store.groups()).await.expect("there is an end to them");
+    let groups = timeout(SOON, setting.store.ungated_groups()).await.expect("there is an end to them");
     assert_eq!(groups.unwrap(), set_of(["a", "b"].map(str::to_owned)));
 }
 
@@ -141,7 +141,7 @@ async fn jobs_with_a_gate_are_in_lanes_of_their_own() {
     assert_eq!(due(std::slice::from_ref(&two)).await, [(ids[2], two.clone())]);
     let all = [two.clone(), none.clone(), one.clone()];
     assert_eq!(due(&all).await, [(ids[0], none.clone()), (ids[1], one.clone()), (ids[2], two.clone())], "in their order");
-    let groups = (setting.store.groups().await.unwrap(), setting.store.gated_groups().await.unwrap());
+    let groups = (setting.store.ungated_groups().await.unwrap(), setting.store.gated_groups().await.unwrap());
     assert_eq!(groups, (set_of(["a", "c"].map(str::to_owned)), set_of(["a", "b"].map(str::to_owned))));
     assert_eq!(setting.store.gated_lanes_of("a").await.unwrap(), [one.clone(), two.clone(), gated("a", "y", "one")]);
     assert_eq!(setting.store.gated_lanes_of("c").await.unwrap(), []);

@@ -4,7 +4,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::{AsyncWriteExt as _, TryStreamExt as _};
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
 use recruiter_common::{
-    control::{Change, Changed, Control, Revision},
+    control::{Change, Changed, Revision},
     files::JobFile,
     ids::JobId,
     instant::Instant,
@@ -133,7 +133,7 @@ async fn a_job_that_is_enqueued_again_has_copies_of_its_files() {
     let held = setting.start(worker, [job]).await;
     setting.archive(&[setting.done(&held[0])]).await;
     let retry = Change::Retry { again: false, with: Revision::default().into() };
-    let changed = Control::new(&setting.store, false).change(&retry, &[job]).await.unwrap();
+    let changed = setting.store.control(false).change(&retry, &[job]).await.unwrap();
     let new = match &changed[..] {
         [(_, Changed::EnqueuedAgain { new: Some(new), .. })] => *new,
         others => panic!("{others:?}"),

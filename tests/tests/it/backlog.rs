@@ -5,7 +5,7 @@ use std::time::{Duration, Instant as Monotonic};
 use bson::doc;
 use futures_util::future::join_all;
 use mongodb::ClientSession;
-use recruiter_common::{EnqueueError, NewJob, Store, ids::WorkerId, limits::set_most_waiting, shutdown::pause, store::InvalidSetting};
+use recruiter_common::{EnqueueError, NewJob, Store, ids::WorkerId, limits::SettingError, shutdown::pause};
 use recruiter_tests::{
     factory::{minimal_job, started},
     local::{ids, store},
@@ -35,7 +35,7 @@ async fn is_full(store: &Store, count: usize) -> bool {
 async fn a_full_group_accepts_no_job_until_one_has_started() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    store.set_most_waiting("generic", Some(10)).await.unwrap();
+    store.groups().set_most_waiting("generic", Some(10)).await.unwrap();
     assert!(is_full(&store, 11).await, "more than there can ever be");
     assert!(!is_full(&store, 8).await && is_full(&store, 3).await && !is_full(&store, 2).await && is_full(&store, 1).await);
     assert_eq!(count(&database, "scheduled", doc! {}).await, 10);
@@ -56,7 +56,7 @@ async fn a_full_group_accepts_no_job_until_one_has_started() {
     assert_eq!(started(&store, WorkerId::new(), &[id]).await.len(), 1);
     pause(Duration::from_millis(100)).await;
     assert!(!is_full(&store, 1).await && is_full(&store, 1).await);
-    store.set_most_waiting("generic", None).await.unwrap();
+    store.groups().set_most_waiting("generic", None).await.unwrap();
     assert!(!is_full(&store, 100).await);
 }
 
@@ -117,7 +117,7 @@ async fn wrong_caps_of_resources_are_refused_with_the_reason() {
         assert!(said_it.code == 2 && said_it.err.contains(said), "{args:?}: {}", said_it.err);
     }
     for (name, most, said) in [("scanner", 5, "has no limit"), ("@mail", 5, "recruiter groups set"), ("a,b", 5, "must not contain")] {
-        let problem = set_most_waiting(&store, name, Some(most)).await.unwrap_err().to_string();
+        let problem = store.limits().set_most_waiting(name, Some(most)).await.unwrap_err().to_string();
         assert!(problem.contains(said), "{problem}");
     }
     let wrong = doc! { "_id": "plotter", "capacity": 1, "most_waiting": "many" };
@@ -134,7 +134,7 @@ async fn another_process_notices_a_cap_within_about_a_second() {
         let database = TestDatabase::new().await;
         let (store, other) = (store(&database).await, store(&database).await);
         assert!(!is_full(&other, 5).await);
-        store.set_most_waiting("generic", Some(5)).await.unwrap();
+        store.groups().set_most_waiting("generic", Some(5)).await.unwrap();
         let began = Monotonic::now();
         wait_until(SOON, "the cap is noticed", async || is_full(&other, 1).await).await;
         began.elapsed()
@@ -150,7 +150,7 @@ async fn a_cap_is_approximate_and_by_how_much() {
     for _ in 0..4 {
         stores.push(store(&database).await);
     }
-    stores[0].set_most_waiting("generic", Some(500)).await.unwrap();
+    stores[0].groups().set_most_waiting("generic", Some(500)).await.unwrap();
     let (mut all, mut full) = (0, 0);
     // In step, because a caller that stands still for a moment uses later what an earlier count has granted.
     while full < stores.len() {
@@ -166,7 +166,7 @@ async fn a_cap_is_approximate_and_by_how_much() {
 async fn a_caller_can_wait_for_room() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    store.set_most_waiting("generic", Some(3)).await.unwrap();
+    store.groups().set_most_waiting("generic", Some(3)).await.unwrap();
     let first = ids(store.enqueue_when_room(jobs(3), Duration::ZERO).await.unwrap());
     let began = Monotonic::now();
     let full = store.enqueue_when_room(jobs(1), Duration::from_millis(300)).await;
@@ -255,7 +255,7 @@ async fn caps_are_set_and_listed_by_hand() {
         assert!(said.code == 2 && said.err.contains(part), "{args:?}: {}", said.err);
     }
     assert_eq!(recruiter(&database, &["groups", "set", "mail"]).code, 2, "it needs a setting");
-    assert!(matches!(store.set_most_waiting("g", Some(0)).await, Err(InvalidSetting::MostWaiting(0))));
+    assert!(matches!(store.groups().set_most_waiting("g", Some(0)).await, Err(SettingError::Invalid(_))));
     // From the shell.
     for wrong in [doc! { "_id": "x", "most_waiting": 0 }, doc! { "_id": "x", "most_waiting": "many" }, doc! { "_id": 5, "most_waiting": 1 }]
     {

@@ -180,7 +180,7 @@ async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_th
 async fn asking_needs_the_right_to_read_and_no_other() {
     let (mongo, uri) = mongod_with_access_control().await;
     let database = TestDatabase::on(&uri).await;
-    let id = NewJob::of_class("sleep", doc! {}).enqueue(&store(&database).await).await.unwrap().id.to_string();
+    let id = NewJob::of_class("sleep", doc! {}).enqueue(&*store(&database).await).await.unwrap().id.to_string();
     let admin = database.database().client().database("admin");
     for (user, roles) in [("reader", vec![doc! { "role": "read", "db": database.name() }]), ("nobody", vec![])] {
         admin.run_command(doc! { "createUser": user, "pwd": "pw", "roles": roles }).await.unwrap();
@@ -614,7 +614,7 @@ async fn a_document_that_is_no_job_is_recorded_once() {
     let mongo = own_mongod().await;
     let database = TestDatabase::on(&mongo.uri()).await;
     let system = System::start(&database, Setup::default());
-    let first = NewJob::of_class("noop", doc! {}).enqueue(&store(&database).await).await.unwrap().id;
+    let first = NewJob::of_class("noop", doc! {}).enqueue(&*store(&database).await).await.unwrap().id;
     archived(&database, first).await;
     let slow = FailPoint::new("recruiter-worker", &["commitTransaction"]).times(1).block(Duration::from_millis(1_500));
     let slow = slow.arm(database.uri()).await;

@@ -414,7 +414,7 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     let system = System::start(&database, Setup { worker: &["--config", config.to_str().unwrap()], ..Setup::default() });
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let job = NewJob::of_class("long", doc! { "file": entered.to_str().unwrap() }).retry(&again);
-    let id = job.enqueue(&store(&database).await).await.unwrap().id;
+    let id = job.enqueue(&*store(&database).await).await.unwrap().id;
     wait_until(SOON, "it was entered", async || entered.exists()).await;
     let said = recruiter(&database, &["jobs", "cancel", &id.to_string()]);
     assert!(said.out.contains("cancellation requested"), "{}{}", said.out, said.err);

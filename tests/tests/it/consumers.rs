@@ -13,7 +13,7 @@ use bson::{Document, doc};
 use rand::RngExt as _;
 use recruiter_common::{
     Pattern,
-    consumers::{self, ConsumerError},
+    consumers::ConsumerError,
     enqueue::{NewJob, Workable},
     messages::From,
     shutdown::pause,
@@ -85,7 +85,7 @@ async fn each_message_becomes_one_job_whoever_leads() {
     let database = TestDatabase::on(&mongod.uri()).await;
     let store = store(&database).await;
     database.limit_transactions(3).await;
-    consumers::declare(&store, "all", patterns(["orders.*"]), handle(), From::Now).await.unwrap();
+    store.consumers().declare("all", patterns(["orders.*"]), handle(), From::Now).await.unwrap();
     let (handled, worker) = worker(&database);
     let mut recruiters = Recruiters::start(&database);
     let enough = Arc::new(AtomicBool::new(false));
@@ -129,8 +129,8 @@ async fn groups_are_independent_and_continue_where_they_were() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     publish(&store, "a.x", [0]).await;
-    consumers::declare(&store, "one", patterns(["a.*"]), handle().in_group("one"), From::Now).await.unwrap();
-    consumers::declare(&store, "two", patterns(["*.x", "c"]), handle().in_group("two").tag("t"), From::Now).await.unwrap();
+    store.consumers().declare("one", patterns(["a.*"]), handle().in_group("one"), From::Now).await.unwrap();
+    store.consumers().declare("two", patterns(["*.x", "c"]), handle().in_group("two").tag("t"), From::Now).await.unwrap();
     publish(&store, "a.x", [1, 2]).await;
     publish(&store, "b.x", [3]).await;
     let running = Local::recruiter(&database, &[]);
@@ -140,7 +140,7 @@ async fn groups_are_independent_and_continue_where_they_were() {
     assert_eq!(job.get_document("workable").unwrap().get_document("parameters").unwrap(), &doc! { "topic": "b.x", "body": { "n": 3 } });
     assert_eq!(job.get_array("tags").unwrap().len(), 1);
     // A change of the job and of the topics holds for later messages, and no message comes twice.
-    consumers::declare(&store, "one", patterns(["c"]), handle().in_group("changed"), From::Now).await.unwrap();
+    store.consumers().declare("one", patterns(["c"]), handle().in_group("changed"), From::Now).await.unwrap();
     wait_until(SOON, "the change is known", async || {
         publish(&store, "c", [4]).await;
         jobs("changed").await > 0
@@ -203,8 +203,8 @@ async fn operators_set_list_reset_and_remove_groups() {
 async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    consumers::declare(&store, "good", patterns(["a"]), handle(), From::Now).await.unwrap();
-    consumers::declare(&store, "gone", patterns(["a"]), handle(), From::Now).await.unwrap();
+    store.consumers().declare("good", patterns(["a"]), handle(), From::Now).await.unwrap();
+    store.consumers().declare("gone", patterns(["a"]), handle(), From::Now).await.unwrap();
     let position = only(&database, "consumers", doc! { "_id": "gone" }).await.get_str("position").unwrap().to_owned();
     // A position that no MongoDB has given.
     database.raw("consumers").update_one(doc! { "_id": "gone" }, doc! { "$set": { "position": "8265" } }).await.unwrap();
@@ -224,7 +224,7 @@ async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
     wait_until(SOON, "the problem is noted", async || problem().await.is_ok()).await;
     let listed = recruiter(&database, &["consumers", "list"]).out;
     assert!(listed.contains("has stopped") && listed.contains("not valid"), "{listed}");
-    consumers::reset(&store, "gone", From::Now).await.unwrap();
+    store.consumers().reset("gone", From::Now).await.unwrap();
     wait_until(SOON, "it goes on", async || {
         publish(&store, "a", [2]).await;
         only(&database, "consumers", doc! { "_id": "gone" }).await.get_i64("forwarded").unwrap() > 0
@@ -239,13 +239,13 @@ async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
 async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    consumers::declare(&store, "g", patterns(["a"]), handle(), From::Now).await.unwrap();
+    store.consumers().declare("g", patterns(["a"]), handle(), From::Now).await.unwrap();
     let running = Local::recruiter(&database, &[]);
     let body = doc! { "text": "x".repeat(4_500_000) };
     let messages = [doc! { "topic": "a", "body": body }, doc! { "topic": "a", "body": { "n": 1 } }];
     database.raw("messages").insert_one(doc! { "at": bson::DateTime::now(), "messages": messages.to_vec() }).await.unwrap();
     wait_until(SOON, "the next message is a job", async || count(&database, "scheduled", doc! {}).await == 1).await;
-    let group = async || consumers::list(&store).await.unwrap().remove(0).1.unwrap();
+    let group = async || store.consumers().list().await.unwrap().remove(0).1.unwrap();
     assert_eq!((group().await.forwarded, group().await.skipped), (1, 1));
     let before = group().await.position;
     wait_until(SOON * 2, "the position moves without a message", async || {
@@ -256,8 +256,8 @@ async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() 
     publish(&store, "a", [2]).await;
     wait_until(SOON, "the message after that", async || numbers(&database, "generic").await.len() == 2).await;
     // Removed and declared again: another group, whatever its revision is.
-    assert!(consumers::remove(&store, "g").await.unwrap());
-    consumers::declare(&store, "g", patterns(["a"]), handle(), From::Now).await.unwrap();
+    assert!(store.consumers().remove("g").await.unwrap());
+    store.consumers().declare("g", patterns(["a"]), handle(), From::Now).await.unwrap();
     publish(&store, "a", [3]).await;
     wait_until(SOON, "the message of the new group", async || numbers(&database, "generic").await.contains(&3)).await;
     running.stop().await;
@@ -275,12 +275,12 @@ async fn wrong_groups_are_refused_with_the_reason() {
         ("a", NewJob::bundle_of_class("x", [doc! {}]), "bundle"),
     ];
     for (name, job, said) in wrong {
-        let problem = consumers::declare(&store, name, patterns(["a"]), job, From::Now).await.unwrap_err().to_string();
+        let problem = store.consumers().declare(name, patterns(["a"]), job, From::Now).await.unwrap_err().to_string();
         assert!(problem.contains(said), "{problem}");
     }
-    let no_topic = consumers::declare(&store, "a", [], handle(), From::Now).await;
+    let no_topic = store.consumers().declare("a", [], handle(), From::Now).await;
     assert!(no_topic.unwrap_err().to_string().contains("no topic"));
-    assert!(matches!(consumers::reset(&store, "nobody", From::Now).await, Err(ConsumerError::Unknown(_))));
+    assert!(matches!(store.consumers().reset("nobody", From::Now).await, Err(ConsumerError::Unknown(_))));
     for (args, said) in [
         (["consumers", "set", "a", "--topic", "a..b", "--job", r#"{"class": "x"}"#], "topic"),
         (["consumers", "set", "a", "--topic", "a", "--job", "{}"], "class"),

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use bson::doc;
 use recruiter_common::{
-    control::{Alteration, Change, Changed, Control, Refusal},
+    control::{Alteration, Change, Changed, Refusal},
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::Priority,
     retry_policy::RetryManyTimes,
     shutdown::{Shutdown, pause},
     store::JobFilter,
-    workers::{self, Chosen, WorkerChange},
+    workers::{Chosen, WorkerChange},
 };
 use recruiter_tests::{
     factory::{again, read, start, to_start},
@@ -94,7 +94,7 @@ async fn a_quiet_worker_returns_its_jobs_ahead_to_the_others() {
     // For ten seconds of this worker: it is quiet before it has done all of them.
     world.store.enqueue_many((0..1_000).map(|_| Entry::lasting(20))).await.unwrap();
     world.wait_for("some ran", async || begun(&world) > 20).await;
-    let answers = workers::change(&world.store, WorkerChange::Quiet, &Chosen::All, "ada", false).await.unwrap();
+    let answers = world.store.workers().change(WorkerChange::Quiet, &Chosen::All, "ada", false).await.unwrap();
     assert_eq!(answers.len(), 1);
     world.wait_for("it holds nothing", async || world.count("roster", doc! { "available": false, "working": false }).await == 1).await;
     let before = begun(&world);
@@ -150,7 +150,7 @@ async fn a_worker_reads_what_is_wanted_without_a_hint_and_stays_quiet_when_it_re
     let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
     pause(Duration::from_millis(700)).await;
     assert_eq!(begun(&world), 0);
-    workers::change(&world.store, WorkerChange::Resume, &Chosen::All, "ada", false).await.unwrap();
+    world.store.workers().change(WorkerChange::Resume, &Chosen::All, "ada", false).await.unwrap();
     world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
 }
 
@@ -291,7 +291,7 @@ async fn an_embedded_worker_that_is_stopped_from_afar_returns() {
     let store = store(&database).await;
     wait_until(SOON, "it is there", async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1).await;
     let id: WorkerId = database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
-    let answers = workers::change(&store, WorkerChange::Stop, &Chosen::Ids(vec![id]), "ada", false).await.unwrap();
+    let answers = store.workers().change(WorkerChange::Stop, &Chosen::Ids(vec![id]), "ada", false).await.unwrap();
     assert!(!answers[0].asked.is_refused());
     let ended = tokio::time::timeout(SOON, running).await.expect("the hint is faster than a heartbeat").unwrap();
     assert!(matches!(ended, Ok(Ended::Stopped)), "{ended:?}");
@@ -342,7 +342,7 @@ async fn a_change_and_a_start_never_both_win() {
             _ => Alteration::new(Some(Priority::new(1).unwrap()), Some("other".into()), None),
         };
         let (change, by) = (Change::Alter(alteration.unwrap()), start(&store, WorkerId::new()));
-        let mut control = Control::new(&store, false);
+        let mut control = store.control(false);
         let altering = async {
             pause(Duration::from_micros(300 * (round % 7))).await;
             control.change(&change, &jobs).await.unwrap()
@@ -422,7 +422,7 @@ async fn stats_name_pauses_and_limits_that_jobs_wait_for() {
     let mut reasons: Vec<&str> = json["held"].as_array().unwrap().iter().map(|held| held["reason"].as_str().unwrap()).collect();
     reasons.sort_unstable();
     assert_eq!(reasons, ["limit-full", "limit-undefined", "paused"], "{json}");
-    let mut control = Control::new(&world.store, false);
+    let mut control = world.store.control(false);
     control.change(&Change::Cancel, &[long]).await.unwrap();
     let all = JobFilter { group: Some("mail".into()), ..JobFilter::default() }.narrowed_to(&Change::Cancel).unwrap();
     let report = control.change_all(&Change::Cancel, &all, |_, _| std::ops::ControlFlow::Continue(())).await.unwrap();

@@ -7,9 +7,9 @@ use chrono::TimeDelta;
 use futures_util::TryStreamExt as _;
 use recruiter_common::{
     JobId, NewJob, Pattern, Store,
-    consumers::{self, ConsumerError},
+    consumers::ConsumerError,
     job::FinishReason,
-    limits::{self, Limit, Rate},
+    limits::{Limit, Rate},
     messages::From,
     schedules::Schedule,
     store::{Registration, lossy},
@@ -198,11 +198,12 @@ async fn no_document_of_any_collection_stops_the_others() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let rate = Rate::new(1_000, Duration::from_secs(1), 1_000).unwrap();
-    limits::set_limit(&store, "printer", Limit { capacity: Some(2), rate: Some(rate) }).await.unwrap();
+    store.limits().set("printer", Limit { capacity: Some(2), rate: Some(rate) }).await.unwrap();
     let slow = Rate::new(6, Duration::from_secs(60), 6).unwrap();
-    limits::set_limit(&store, "slow", Limit { capacity: None, rate: Some(slow) }).await.unwrap();
-    Schedule::every(Duration::from_secs(1)).unwrap().job(noop()).declare(&store, "ticks").await.unwrap();
-    let declared = consumers::declare(&store, "news", [Pattern::new("news.*").unwrap()], noop(), From::Now).await;
+    store.limits().set("slow", Limit { capacity: None, rate: Some(slow) }).await.unwrap();
+    let ticks = Schedule::every(Duration::from_secs(1)).unwrap().job(noop());
+    store.schedules().declare("ticks", &ticks).await.unwrap();
+    let declared = store.consumers().declare("news", [Pattern::new("news.*").unwrap()], noop(), From::Now).await;
     assert!(!matches!(declared, Err(ConsumerError::Store(_))), "{declared:?}");
     enqueued(&store, noop().unique(Unique::by_key("key"))).await;
     enqueued(&store, noop().limit("slow")).await;

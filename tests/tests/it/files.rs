@@ -39,7 +39,7 @@ impl Executable for Invert {
     type State = ();
 
     async fn execute(&self, _: &(), job: &Context) -> Result<u64, NotDone> {
-        let (store, mut content) = (job.store(), Vec::new());
+        let (store, mut content) = (job.client(), Vec::new());
         store.open_file(job.job_id(), &self.file).await?.read_to_end(&mut content).await?;
         content.iter_mut().for_each(|byte| *byte = !*byte);
         Ok(store.put_file(job.job_id(), "inverted", content.as_slice()).await?.bytes)

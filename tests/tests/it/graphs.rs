@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
-    control::{Change, Changed, Control, Refusal, Revision},
+    control::{Change, Changed, Refusal, Revision},
     graphs::InvalidGraph,
     ids::GraphId,
     job::Stage as JobStage,
@@ -63,7 +63,7 @@ impl Executable for Step {
             ("unique", _) => Err(NotDone::continue_as([step("x", 1, "").unique(Unique::by_key("k"))])),
             ("add", _) => {
                 let added = step("added", 5, "").in_graph(job.graph().unwrap()).waits_for(job.job_id());
-                added.enqueue(job.store()).await.map_err(|error| NotDone::failed("enqueue", error.to_string()))?;
+                added.enqueue(job.client()).await.map_err(|error| NotDone::failed("enqueue", error.to_string()))?;
                 Ok(self.number)
             }
             _ => Ok(self.number + job.inputs::<Option<i64>>().await?.iter().flatten().sum::<i64>()),
@@ -177,7 +177,7 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     assert!(message.contains(&bad.to_string()) && message.contains("gave-up"), "{message}");
 
     // Retried from the failed ones: `bad` fails again, and its followers with it.
-    let outcomes: BTreeMap<JobId, Changed> = Control::new(&stage.store, false).retry_graph(id).await.unwrap().into_iter().collect();
+    let outcomes: BTreeMap<JobId, Changed> = stage.store.control(false).retry_graph(id).await.unwrap().into_iter().collect();
     assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), sorted([bad, next, after_next]), "{outcomes:?}");
     let new = |job| {
         let Changed::EnqueuedAgain { new: Some(new), .. } = &outcomes[&job] else { panic!("{:?}", outcomes[&job]) };
@@ -187,7 +187,7 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     assert_eq!(stage.end(new(after_next)).await, "cancelled parent-failed");
     let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();
     assert_eq!(edges, [good.into(), new(bad).into()], "with edges to the new jobs, and to those that are done");
-    let second: Vec<Changed> = Control::new(&stage.store, true).retry_graph(id).await.unwrap().into_iter().map(|(_, it)| it).collect();
+    let second: Vec<Changed> = stage.store.control(true).retry_graph(id).await.unwrap().into_iter().map(|(_, it)| it).collect();
     assert_eq!(second.len(), 3, "those of the first retry are left alone");
     let jobs = stage.store.graph(id).await.unwrap();
     let retried = jobs.iter().filter(|job| job.retried_as.is_some() && matches!(job.state, JobStage::Failed | JobStage::Cancelled));
@@ -196,7 +196,7 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     // The parent is retried alone, and succeeds the second time: then its followers are retried, and run.
     let retry_alone = async |job: JobId, with: Revision| {
         let again = Change::Retry { again: false, with: Box::new(with) };
-        let changed = Control::new(&stage.store, false).change(&again, &[job]).await.unwrap();
+        let changed = stage.store.control(false).change(&again, &[job]).await.unwrap();
         let [(_, Changed::EnqueuedAgain { new: Some(new), .. })] = changed[..] else { panic!("{changed:?}") };
         new
     };
@@ -204,7 +204,7 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     assert_eq!(stage.end(alone).await, "gave-up Broken");
     let repaired = retry_alone(alone, Revision::default().set(doc! { "script": "" })).await;
     assert_eq!(stage.result(repaired).await, JobResult::Done(1), "it is kept, because jobs wait for it");
-    Control::new(&stage.store, false).retry_graph(id).await.unwrap();
+    stage.store.control(false).retry_graph(id).await.unwrap();
     let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
     let newest = |job: JobId| jobs.iter().find(|other| other.recovered_from == Some(new(job))).unwrap().id;
     assert_eq!(stage.result(newest(next)).await, JobResult::Done(2));
@@ -260,7 +260,7 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
     assert_eq!((stage.end(next).await, stage.end(alarm).await), ("cancelled parent-failed".into(), "done".into()));
     stage.store.wait_for_graph(id, SOON).await.unwrap();
     let JobResult::ContinuedAs(became) = stage.result(becomes).await else { panic!("not continued") };
-    let outcomes: BTreeMap<JobId, Changed> = Control::new(&stage.store, false).retry_graph(id).await.unwrap().into_iter().collect();
+    let outcomes: BTreeMap<JobId, Changed> = stage.store.control(false).retry_graph(id).await.unwrap().into_iter().collect();
     let new = |job: JobId| {
         let Changed::EnqueuedAgain { new: Some(new), .. } = &outcomes[&job] else { panic!("{:?}", outcomes[&job]) };
         *new
@@ -359,7 +359,7 @@ async fn finished_running_deleted_and_unannounced_parents() {
     stage.database.raw("scheduled").insert_one(document).await.unwrap();
     let waiting = stage.database.raw("scheduled").find_one(doc! { "_id": by_hand }).await.unwrap().unwrap();
     assert!(!waiting.contains_key("followed"));
-    let mut control = Control::new(&stage.store, false);
+    let mut control = stage.store.control(false);
     let due_now = Change::Retry { again: false, with: Box::default() };
     let refused = control.change(&due_now, &[by_hand]).await.unwrap();
     assert_eq!(refused, [(by_hand, Changed::Refused(Refusal::WaitsForJobs))], "it is not made due by hand");
@@ -525,7 +525,7 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
         let ballast = doc! { "ballast": "x".repeat(3_900_000) };
         NewJob::of_class("large", ballast).waits_for(parent).in_graph(graph).enqueue(&store).await.unwrap();
     }
-    let cancelled = Control::new(&store, false).change(&Change::Cancel, &[parent]).await.unwrap();
+    let cancelled = store.control(false).change(&Change::Cancel, &[parent]).await.unwrap();
     assert_eq!(cancelled[0].1, Changed::Cancelled);
     let all = doc! { "graph": graph, "why": "cancelled" };
     wait_until(SOON, "all are cancelled", async || database.raw("archived").count_documents(all.clone()).await.unwrap() == count).await;
@@ -555,7 +555,7 @@ async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
             changing.update_many(doc! { "graph": graph }, doc! { "$inc": { "attempts": 1 } }).await.unwrap();
         }
     });
-    let outcomes = Control::new(&store, false).cancel_graph(graph).await.unwrap();
+    let outcomes = store.control(false).cancel_graph(graph).await.unwrap();
     changes.await.unwrap();
     assert!(outcomes.iter().all(|(_, changed)| *changed == Changed::Cancelled), "{outcomes:?}");
     assert_eq!(outcomes.len(), 751);
@@ -577,7 +577,7 @@ async fn an_interrupted_retry_keeps_the_graph_open_and_the_next_one_completes_it
     // "Unauthorized" is not tried again.
     let second = FailPoint::new("test", &["insert"]).namespace(stage.database.name(), "scheduled").skip(1).error_code(13);
     let armed = second.arm(stage.database.uri()).await;
-    Control::new(&stage.store, false).retry_graph(id).await.unwrap_err();
+    stage.store.control(false).retry_graph(id).await.unwrap_err();
     assert_eq!((armed.struck().await, retried().await), (1, 500));
     drop(armed);
     let failed_again = async || archived.count_documents(doc! { "graph": id }).await.unwrap() == 1_002;
@@ -586,7 +586,7 @@ async fn an_interrupted_retry_keeps_the_graph_open_and_the_next_one_completes_it
     let retrying: Vec<JobId> = jobs.iter().filter(|job| job.is_retrying).map(|job| job.id).collect();
     assert_eq!((retrying, jobs.iter().filter(|job| job.is_open()).count()), (vec![last], 1), "its other jobs have ended");
     stage.store.wait_for_graph(id, Duration::from_millis(50)).await.unwrap_err();
-    let outcomes = Control::new(&stage.store, false).retry_graph(id).await.unwrap();
+    let outcomes = stage.store.control(false).retry_graph(id).await.unwrap();
     assert_eq!(outcomes.len(), 502, "the new 500, and those that were left");
     assert!(outcomes.iter().all(|(_, changed)| matches!(changed, Changed::EnqueuedAgain { new: Some(_), .. })), "{outcomes:?}");
     let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
@@ -607,9 +607,9 @@ async fn an_interrupted_retry_keeps_the_graph_open_and_the_next_one_completes_it
     // Given up instead.
     let armed = FailPoint::new("test", &["insert"]).namespace(stage.database.name(), "scheduled").skip(1).error_code(13);
     let armed = armed.arm(stage.database.uri()).await;
-    Control::new(&stage.store, false).retry_graph(id).await.unwrap_err();
+    stage.store.control(false).retry_graph(id).await.unwrap_err();
     drop(armed);
-    Control::new(&stage.store, false).cancel_graph(id).await.unwrap();
+    stage.store.control(false).cancel_graph(id).await.unwrap();
     stage.store.wait_for_graph(id, SOON).await.unwrap();
     stage.close().await;
 }
@@ -634,9 +634,9 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let meanwhile = async {
         wait_until(SOON, "the jobs are read", async || armed.struck().await == 1).await;
         let again = Change::Retry { again: false, with: Box::default() };
-        Control::new(&other, false).change(&again, &ids[..1]).await.unwrap()
+        other.control(false).change(&again, &ids[..1]).await.unwrap()
     };
-    let mut control = Control::new(&store, false);
+    let mut control = store.control(false);
     let (outcomes, _) = tokio::join!(control.retry_graph(graph), meanwhile);
     drop(armed);
     let outcomes: BTreeMap<JobId, Changed> = outcomes.unwrap().into_iter().collect();
@@ -660,8 +660,8 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let armed = fault.arm(database.uri()).await;
     let meanwhile = async {
         wait_until(SOON, "the first read is over", async || armed.struck().await == 1).await;
-        Control::new(&other, false).change(&Change::Cancel, &[ends]).await.unwrap();
-        Control::new(&other, false).retry_graph(graph).await.unwrap()
+        other.control(false).change(&Change::Cancel, &[ends]).await.unwrap();
+        other.control(false).retry_graph(graph).await.unwrap()
     };
     let (jobs, _) = tokio::join!(store.graph(graph), meanwhile);
     let jobs = jobs.unwrap();
@@ -678,7 +678,7 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let armed = fault.arm(database.uri()).await;
     let meanwhile = async {
         wait_until(SOON, "the first read is over", async || armed.struck().await == 1).await;
-        Control::new(&other, false).change(&Change::Cancel, &[only]).await.unwrap();
+        other.control(false).change(&Change::Cancel, &[only]).await.unwrap();
     };
     let (ended, ()) = tokio::join!(store.wait_for_graph(id, SOON), meanwhile);
     assert_eq!((ended.unwrap()[0].state, armed.struck().await), (JobStage::Cancelled, 2));
@@ -694,7 +694,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
     let (archived, ballast) = (database.raw("archived"), "x".repeat(3_900_000));
     let retry_alone = async |job: JobId| {
         let again = Change::Retry { again: false, with: Box::default() };
-        let changed = Control::new(&other, false).change(&again, &[job]).await.unwrap();
+        let changed = other.control(false).change(&again, &[job]).await.unwrap();
         let [(_, Changed::EnqueuedAgain { new: Some(new), .. })] = changed[..] else { panic!("{changed:?}") };
         new
     };
@@ -706,7 +706,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
         let waits_for = if id == ids[4] { &ids[2..3] } else { &[] };
         archived.insert_one(failed(graph, id, waits_for, &ballast)).await.unwrap();
     }
-    assert_eq!(Control::new(&store, true).retry_graph(graph).await.unwrap().len(), 5);
+    assert_eq!(store.control(true).retry_graph(graph).await.unwrap().len(), 5);
     assert!(store.graph(graph).await.unwrap().iter().all(|job| !job.is_retrying), "a dry run");
     let armed = updates.clone().skip(2).arm(database.uri()).await;
     let meanwhile = async {
@@ -717,7 +717,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
         drop(armed);
         new
     };
-    let mut control = Control::new(&store, false);
+    let mut control = store.control(false);
     let (outcomes, alone) = tokio::join!(control.retry_graph(graph), meanwhile);
     let outcomes: BTreeMap<JobId, Changed> = outcomes.unwrap().into_iter().collect();
     assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), ids, "not what has failed since: {outcomes:?}");
@@ -736,7 +736,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
         wait_until(SOON, "the note is on its way", async || armed.struck().await == 1).await;
         retry_alone(ids[2]).await;
         wait_until(SOON, "the portion is on its way", async || armed.struck().await == 3).await;
-        Control::new(&other, false).cancel_graph(graph).await.unwrap();
+        other.control(false).cancel_graph(graph).await.unwrap();
         drop(armed);
     };
     let (outcomes, ()) = tokio::join!(control.retry_graph(graph), meanwhile);
@@ -754,7 +754,7 @@ async fn a_job_that_was_retried_by_hand_is_not_retried_again() {
     jobs[0].extend(doc! { "retried_as": "another", "retrying": { "id": ObjectId::new(), "began_at": bson::DateTime::now() } });
     database.raw("archived").insert_many(&jobs).await.unwrap();
     assert!(store.graph(graph).await.unwrap().iter().all(|job| !job.is_open()));
-    let outcomes = Control::new(&store, false).retry_graph(graph).await.unwrap();
+    let outcomes = store.control(false).retry_graph(graph).await.unwrap();
     assert!(matches!(outcomes[..], [(job, Changed::EnqueuedAgain { .. })] if job == ids[1]), "{outcomes:?}");
 }
 
@@ -776,7 +776,7 @@ async fn a_retry_of_a_graph_leaves_out_what_is_refused() {
     // The batch of three, and its first half.
     let fault = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").times(2).error_code(2);
     let armed = fault.arm(database.uri()).await;
-    let outcomes: BTreeMap<JobId, Changed> = Control::new(&store, false).retry_graph(graph).await.unwrap().into_iter().collect();
+    let outcomes: BTreeMap<JobId, Changed> = store.control(false).retry_graph(graph).await.unwrap().into_iter().collect();
     drop(armed);
     assert!(matches!(outcomes[&ids[0]], Changed::Refused(Refusal::Unstorable(_))), "{outcomes:?}");
     assert!(matches!(outcomes[&ids[1]], Changed::Refused(Refusal::Unstorable(_))), "{outcomes:?}");
@@ -804,11 +804,11 @@ async fn a_graph_is_open_while_the_halves_of_a_refused_portion_are_retried() {
     database.database().run_command(doc! { "createIndexes": "scheduled", "indexes": [unique] }).await.unwrap();
     let fault = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").skip(2).error_code(13);
     let armed = fault.arm(database.uri()).await;
-    Control::new(&store, false).retry_graph(graph).await.unwrap_err();
+    store.control(false).retry_graph(graph).await.unwrap_err();
     drop(armed);
     let open = async || store.graph(graph).await.unwrap().iter().filter(|job| job.is_open()).map(|job| job.id).collect::<Vec<_>>();
     assert_eq!(open().await, [ids[1]]);
-    Control::new(&store, true).cancel_graph(graph).await.unwrap();
+    store.control(true).cancel_graph(graph).await.unwrap();
     assert_eq!(open().await, [ids[1]], "a dry run");
     // A portion that comes between the read of a cancellation and the end of the retry is cancelled as well.
     let fault = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
@@ -818,7 +818,7 @@ async fn a_graph_is_open_while_the_halves_of_a_refused_portion_are_retried() {
         wait_until(SOON, "the graph is read", async || armed.struck().await == 1).await;
         NewJob::of_class("c", doc! {}).in_graph(graph).enqueue(&other).await.unwrap().id
     };
-    let mut control = Control::new(&store, false);
+    let mut control = store.control(false);
     let (cancelled, new) = tokio::join!(control.cancel_graph(graph), meanwhile);
     assert_eq!(cancelled.unwrap(), [(new, Changed::Cancelled)]);
     assert!(open().await.is_empty());
@@ -839,10 +839,10 @@ async fn a_retry_that_runs_is_given_up_by_a_cancellation() {
         let armed = fault.arm(database.uri()).await;
         let meanwhile = async {
             wait_until(SOON, "it is in the middle", async || armed.struck().await == 1).await;
-            let mut control = Control::new(&other, false);
+            let mut control = other.control(false);
             if is_cancel { control.cancel_graph(graph).await.unwrap() } else { control.retry_graph(graph).await.unwrap() }
         };
-        let mut control = Control::new(&store, false);
+        let mut control = store.control(false);
         let (outcomes, theirs) = tokio::join!(control.retry_graph(graph), meanwhile);
         drop(armed);
         let outcomes = outcomes.unwrap();

@@ -8,7 +8,7 @@ use recruiter_common::{
     enqueue::NewJob,
     instant::Instant,
     job::Priority,
-    limits::{self, Limit, SettingError},
+    limits::{Limit, SettingError},
 };
 use recruiter_tests::{
     ledger::{Entry, Event},
@@ -63,11 +63,11 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
         let (code, _, err) = set(wrong);
         assert_eq!(code, Some(2), "{wrong:?}: {err}");
     }
-    assert!(matches!(limits::set_weight(&store, "mail", Some(f64::NAN)).await, Err(SettingError::Invalid(_))));
-    assert!(matches!(limits::set_weight(&store, "", Some(1.0)).await, Err(SettingError::Invalid(_))));
-    assert!(matches!(limits::set_ageing(&store, "mail", Some(Duration::ZERO)).await, Err(SettingError::Invalid(_))));
+    assert!(matches!(store.groups().set_weight("mail", Some(f64::NAN)).await, Err(SettingError::Invalid(_))));
+    assert!(matches!(store.groups().set_weight("", Some(1.0)).await, Err(SettingError::Invalid(_))));
+    assert!(matches!(store.groups().set_ageing("mail", Some(Duration::ZERO)).await, Err(SettingError::Invalid(_))));
     let window = "02:00-03:00 UTC".parse().unwrap();
-    assert!(matches!(limits::set_maintenance(&store, "mail", &[window; 51]).await, Err(SettingError::Invalid(_))));
+    assert!(matches!(store.groups().set_maintenance("mail", &[window; 51]).await, Err(SettingError::Invalid(_))));
     for wrong in [
         doc! { "_id": "a", "ageing_ms": 1 },
         doc! { "_id": "a", "ageing_ms": "10m" },
@@ -86,7 +86,7 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
 /// How many of 120 urgent jobs start before a job of the lowest priority that has been due for longer than half of them.
 async fn overtaken(ageing: Option<Duration>) -> usize {
     let mut world = World::new().await;
-    limits::set_ageing(&world.store, "generic", ageing).await.unwrap();
+    world.store.groups().set_ageing("generic", ageing).await.unwrap();
     let ago = |hours: i64| world.store.now() - TimeDelta::hours(hours);
     let low = world.enqueue(with_priority(0, 0).at(ago(10)), Policy::Never).await.unwrap();
     for hours in [20, 1] {
@@ -161,7 +161,7 @@ async fn no_job_starts_in_a_maintenance_window_and_all_go_on_after_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reasons_of_a_group_are_counted() {
     let world = world(&["5"]).await;
-    limits::set_limit(&world.store, "printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    world.store.limits().set("printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let running = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Any).await.unwrap();
     world.wait_for("it runs", async || world.started().await == 1).await;
     for _ in 0..4 {
@@ -189,7 +189,7 @@ async fn the_reasons_of_a_group_are_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limited_job_gets_a_slot_among_many_short_ones() {
     let world = world(&["2"]).await;
-    limits::set_limit(&world.store, "printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    world.store.limits().set("printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let jobs_are_ahead = async || {
         if world.count("scheduled", doc! {}).await < 2_000 {
             world.store.enqueue_many((0..3_000).map(|_| Entry::lasting(3))).await.unwrap();

@@ -41,7 +41,7 @@ impl Executable for Step {
     async fn execute(&self, diary: &Diary, job: &Context) -> Result<String, NotDone> {
         diary.write(format!("{} {}", self.name, job.attempt()));
         if self.name == "next" {
-            step("follower", 0).as_job().enqueue(job.store()).await?;
+            step("follower", 0).as_job().enqueue(job.client()).await?;
         }
         assert_ne!(self.name, "panic", "a panic that this test wants");
         if job.attempt() <= self.fails { Err(NotDone::failed("too-early", "not yet")) } else { Ok(self.name.to_uppercase()) }

@@ -10,7 +10,7 @@ use std::{
 
 use recruiter_common::{
     FinishReason, JobResult, NewJob, RetryManyTimes, WaitError, Workable,
-    workers::{self, Chosen, WorkerChange},
+    workers::{Chosen, WorkerChange},
 };
 use recruiter_testing::{System, SystemError, TestDatabase};
 use recruiter_tests::{
@@ -50,7 +50,7 @@ impl Executable for Step {
             return Err(NotDone::failed("too-early", "not yet"));
         }
         for next in &self.next {
-            next.as_job().enqueue(job.store()).await?;
+            next.as_job().enqueue(job.client()).await?;
         }
         Ok(self.name.to_uppercase())
     }
@@ -95,18 +95,18 @@ async fn jobs_run_end_to_end() {
 
     // What is due, and what that enqueues; not what is due later, and what waits for that.
     let parent = Step { next: vec![step("child", 0)], ..step("parent", 0) };
-    parent.as_job().enqueue(system.store()).await.unwrap();
-    let tomorrow = step("tomorrow", 0).as_job().after(Duration::from_secs(86_400)).enqueue(system.store()).await.unwrap();
-    step("follows", 0).as_job().waits_for(tomorrow.id).enqueue(system.store()).await.unwrap();
+    parent.as_job().enqueue(system.client()).await.unwrap();
+    let tomorrow = step("tomorrow", 0).as_job().after(Duration::from_secs(86_400)).enqueue(system.client()).await.unwrap();
+    step("follows", 0).as_job().waits_for(tomorrow.id).enqueue(system.client()).await.unwrap();
     system.until_idle(SOON).await.unwrap();
     assert_eq!(lines(&diary), ["parent 1", "child 1"]);
 
-    let soon = step("soon", 0).as_job().after(Duration::from_millis(500)).enqueue(system.store()).await.unwrap();
-    let follower = step("follower", 0).as_job().waits_for(soon.id).enqueue(system.store()).await.unwrap();
-    assert_eq!(soon.wait::<Step>(system.store(), SOON).await.unwrap(), "SOON");
+    let soon = step("soon", 0).as_job().after(Duration::from_millis(500)).enqueue(system.client()).await.unwrap();
+    let follower = step("follower", 0).as_job().waits_for(soon.id).enqueue(system.client()).await.unwrap();
+    assert_eq!(soon.wait::<Step>(system.client(), SOON).await.unwrap(), "SOON");
     system.until_idle(SOON).await.unwrap();
     assert_eq!(lines(&diary), ["soon 1", "follower 1"]);
-    assert_eq!(system.store().result_of::<Step>(follower.id).await.unwrap(), JobResult::Done("FOLLOWER".into()));
+    assert_eq!(system.client().result_of::<Step>(follower.id).await.unwrap(), JobResult::Done("FOLLOWER".into()));
     system.stop().await.unwrap();
 }
 
@@ -114,9 +114,9 @@ async fn jobs_run_end_to_end() {
 async fn systems_in_parallel_do_not_see_each_other() {
     let diaries = [(); 2].map(|()| Arc::new(Diary::default()));
     let (a, b) = tokio::join!(system(&diaries[0]), system(&diaries[1]));
-    assert_ne!(a.store().database().name(), b.store().database().name());
+    assert_ne!(a.client().database().name(), b.client().database().name());
     let many = async |system: &System, name: &str| {
-        system.store().enqueue_many((0..50).map(|n| step(&format!("{name}{n}"), 0).as_job())).await.unwrap();
+        system.client().enqueue_many((0..50).map(|n| step(&format!("{name}{n}"), 0).as_job())).await.unwrap();
         system.until_idle(SOON).await.unwrap();
     };
     tokio::join!(many(&a, "a"), many(&b, "b"));
@@ -132,7 +132,7 @@ async fn systems_in_parallel_do_not_see_each_other() {
 async fn nothing_is_left_of_a_system_that_is_stopped_or_dropped() {
     let diary = Arc::new(Diary::default());
     let [stopped, dropped] = [system(&diary).await, system(&diary).await];
-    let names = [&stopped, &dropped].map(|system| system.store().database().name().to_owned());
+    let names = [&stopped, &dropped].map(|system| system.client().database().name().to_owned());
     for system in [&stopped, &dropped] {
         system.run::<Step>(step("done", 0).as_job(), SOON).await.unwrap();
     }
@@ -151,14 +151,14 @@ async fn nothing_is_left_of_a_system_that_is_stopped_or_dropped() {
 async fn what_prevents_an_end_is_named() {
     let system = system(&Arc::default()).await;
     system.run::<Step>(step("a", 0).as_job(), SOON).await.unwrap();
-    let unknown = NewJob::of_class("Unknown", bson::doc! {}).enqueue(system.store()).await.unwrap();
+    let unknown = NewJob::of_class("Unknown", bson::doc! {}).enqueue(system.client()).await.unwrap();
     let expected = format!("after 300ms not all jobs have ended (1 left: {} (Unknown, due))", unknown.id);
     // Of a stalled MongoDB it may not know yet which jobs are left.
     let is_named = async || system.until_idle(Duration::from_millis(300)).await.unwrap_err().to_string().starts_with(&expected);
     wait_until(SOON, &expected, is_named).await;
     let error = system.run::<Step>(step("a", 9).as_job(), Duration::from_millis(10)).await.unwrap_err();
     assert!(matches!(error, SystemError::Wait(WaitError::TimedOut { .. })), "{error:?}");
-    workers::change(system.store(), WorkerChange::Stop, &Chosen::All, "test", false).await.unwrap();
+    system.client().workers().change(WorkerChange::Stop, &Chosen::All, "test", false).await.unwrap();
     let error = system.until_idle(SOON).await.unwrap_err();
     assert!(matches!(error, SystemError::Ended("worker")), "{error:?}");
     system.stop().await.unwrap();

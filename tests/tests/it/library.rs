@@ -374,7 +374,7 @@ async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
     for waits in [false, true] {
         // If the test is stalled while it waits, its time is over before it computes.
         while diary.lines().is_empty() {
-            let id = Greedy { waits }.as_job().enqueue(&store(&database).await).await.unwrap().id;
+            let id = Greedy { waits }.as_job().enqueue(&*store(&database).await).await.unwrap().id;
             let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
             assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
         }
@@ -733,7 +733,7 @@ impl Executable for Chain {
         let labels = format!("{:?} {:?}", job.tags(), job.urn());
         if let Some(left) = self.left.checked_sub(1) {
             let next = job.tags().iter().fold(Chain { left }.as_job(), |next, tag| next.tag(tag));
-            next.enqueue(job.store()).await?;
+            next.enqueue(job.client()).await?;
         }
         Ok(labels)
     }

@@ -20,7 +20,7 @@ use recruiter_tests::{fail_points::FailPoint, local, mongo::TestDatabase};
 struct Shop {
     client: Client,
     orders: Collection<Document>,
-    store: Store,
+    store: recruiter_common::Client,
     sent: Arc<Mutex<Vec<Document>>>,
 }
 
@@ -39,7 +39,7 @@ impl Shop {
         let own = client.database(database.name());
         #[expect(clippy::disallowed_methods, reason = "a collection of the application's own")]
         let orders = own.collection("orders");
-        Self { client, orders, store: Store::from_database(own), sent }
+        Self { client, orders, store: recruiter_common::Client::from_database(own), sent }
     }
 
     /// Takes an order and enqueues its invoice, in one transaction.
@@ -161,7 +161,7 @@ async fn the_settings_of_the_applications_client_do_not_matter() {
     let read = &shop.sent("find")[0];
     assert_eq!(read.get_document("readConcern").unwrap().get_str("level").unwrap(), "majority", "{read}");
     assert_eq!(read.get_document("$readPreference").ok(), None, "{read}");
-    shop.store.with_own_connections("x").map(drop).unwrap_err();
+    Store::from(shop.store.clone()).with_own_connections("x").map(drop).unwrap_err();
 }
 
 #[tokio::test]
@@ -191,7 +191,7 @@ async fn the_schema_is_not_created_unasked() {
 async fn a_standalone_is_refused_for_the_applications_own_client_too() {
     let mongod = recruiter_tests::mongo::standalone_mongod().await;
     let client = Client::with_uri_str(mongod.uri()).await.unwrap();
-    let refused = Store::from_database(client.database("jobs")).ensure_schema().await.unwrap_err();
+    let refused = recruiter_common::Client::from_database(client.database("jobs")).ensure_schema().await.unwrap_err();
     assert!(matches!(refused, ConnectError::Standalone { .. }), "{refused}");
 }
 

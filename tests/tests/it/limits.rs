@@ -11,7 +11,7 @@ use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::{JobId, RoundId, StartId, WorkerId},
     job::Priority,
-    limits::{self, Limit, Paused, Permit, Rate, SettingError},
+    limits::{Limit, Paused, Permit, Rate, SettingError},
     retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{AssignedJobs, Hint},
@@ -52,7 +52,7 @@ pub(super) fn start(world: &mut World, workers: &[&str]) {
 pub(super) async fn settings_are_known(world: &World) {
     let limit = JobId::new().to_string();
     let job = world.enqueue(Entry::lasting(0).limit(&limit).in_group("settings"), Policy::Never).await.unwrap();
-    limits::set_limit(&world.store, &limit, capacity(1)).await.unwrap();
+    world.store.limits().set(&limit, capacity(1)).await.unwrap();
     world.wait_for("the leader knows the settings", async || world.archived(job).await.is_some()).await;
 }
 
@@ -100,8 +100,8 @@ pub(super) async fn why(world: &World, job: JobId) -> Value {
 async fn no_more_jobs_run_than_a_capacity_allows_whoever_dies() {
     let mut world = world(&["20", "20"]).await;
     world.start(Role::Recruiter, &[], &[]);
-    limits::set_limit(&world.store, "printer", capacity(3)).await.unwrap();
-    limits::set_limit(&world.store, "customer:*", capacity(1)).await.unwrap();
+    world.store.limits().set("printer", capacity(3)).await.unwrap();
+    world.store.limits().set("customer:*", capacity(1)).await.unwrap();
     let mut customers: HashMap<JobId, usize> = HashMap::new();
     let policy = RetryManyTimes::new(30, Duration::from_millis(10)).unwrap();
     for number in 0..240 {
@@ -192,7 +192,7 @@ async fn a_new_leader_goes_on_with_a_slow_rate() {
 async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
     let set = async |world: &World, rate: &str| {
         for name in ["api", "customer:*", "@mail"] {
-            limits::set_limit(&world.store, name, Limit { capacity: None, rate: Some(rate.parse().unwrap()) }).await.unwrap();
+            world.store.limits().set(name, Limit { capacity: None, rate: Some(rate.parse().unwrap()) }).await.unwrap();
         }
     };
     let enqueue = async |world: &World, count: usize| {
@@ -244,7 +244,7 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
     let world = world(&["10"]).await;
-    limits::set_limit(&world.store, "printer", capacity(1)).await.unwrap();
+    world.store.limits().set("printer", capacity(1)).await.unwrap();
     let long = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Never).await.unwrap();
     world.wait_for("the printer is in use", async || world.started().await == 1).await;
     let behind: Vec<NewJob> = (0..5_000).map(|_| Entry::lasting(0).limit("printer").priority(Priority::new(9).unwrap())).collect();
@@ -282,7 +282,7 @@ async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
     let said = why(&world, jobs.last().unwrap().id).await;
     let text = said["text"].as_str().unwrap();
     assert!(said["reason"] == "paused" && text.contains("ada") && text.contains("the mail server is down"), "{said}");
-    assert!(!limits::pause(&world.store, &paused, "bob", None).await.unwrap(), "the first pause stays");
+    assert!(!world.store.pauses().pause(&paused, "bob", None).await.unwrap(), "the first pause stays");
     let (_, out, _) = cli(&world.database, &["pauses", "--json"]);
     assert!(out.contains(r#""paused":"group:generic""#) && out.contains(r#""by":"ada""#), "{out}");
     assert!(cli(&world.database, &["resume", "group:generic"]).1.contains("resumed"));
@@ -296,7 +296,7 @@ async fn a_class_and_everything_can_be_paused() {
     let world = world(&["5"]).await;
     for paused in ["class:entry", "everything"] {
         let paused: Paused = paused.parse().unwrap();
-        assert!(limits::pause(&world.store, &paused, "ada", None).await.unwrap());
+        assert!(world.store.pauses().pause(&paused, "ada", None).await.unwrap());
         // The first may start before the leader knows of the pause.
         let job = wait_for(SOON, "a job waits", async || {
             let before = begun(&world).await;
@@ -306,9 +306,9 @@ async fn a_class_and_everything_can_be_paused() {
         })
         .await;
         assert_eq!(why(&world, job).await["reason"], "paused");
-        assert!(limits::resume(&world.store, &paused).await.unwrap());
+        assert!(world.store.pauses().resume(&paused).await.unwrap());
         world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
-        assert!(!limits::resume(&world.store, &paused).await.unwrap());
+        assert!(!world.store.pauses().resume(&paused).await.unwrap());
     }
     world.close().await;
 }
@@ -402,7 +402,7 @@ async fn wrong_limits_are_refused_with_the_reason() {
     let long = "x".repeat(200);
     assert!(enqueue(Entry::lasting(0).limit(format!("{long}1")).limit(format!("{long}2"))).await.contains("together"));
     let set = async |name: &str, limit| {
-        let Err(SettingError::Invalid(problem)) = limits::set_limit(&store, name, limit).await else { panic!("it is not refused") };
+        let Err(SettingError::Invalid(problem)) = store.limits().set(name, limit).await else { panic!("it is not refused") };
         problem.to_string()
     };
     assert!(set("printer", Limit::default()).await.contains("a capacity, a rate, or both"));
@@ -423,7 +423,7 @@ async fn wrong_limits_are_refused_with_the_reason() {
     }
     let (code, _, err) = cli(&database, &["limits", "remove", "printer"]);
     assert!(code == Some(1) && err.contains("has no limit"), "{err}");
-    limits::set_limit(&store, "printer", capacity(4)).await.unwrap();
+    store.limits().set("printer", capacity(4)).await.unwrap();
     assert!(cli(&database, &["limits", "remove", "printer", "--dry-run"]).1.contains("would remove"));
     assert!(cli(&database, &["limits", "list"]).1.contains("printer"));
     assert!(cli(&database, &["limits", "show", "printer", "--json"]).1.contains(r#""capacity":4"#));

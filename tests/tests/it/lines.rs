@@ -11,7 +11,7 @@ use recruiter_common::{
     enqueue::{NewJob, Outcome, Workable as _},
     ids::{JobId, WorkerId},
     job::{FinishReason, Priority},
-    limits::{self, Paused, gate_of_line},
+    limits::{Paused, gate_of_line},
     retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{Archival, CommitSession, Ending, Recorded},
@@ -141,7 +141,7 @@ async fn a_failed_job_halts_its_line_until_it_is_resumed_whoever_dies() {
             let Paused::Line(key) = &halt else { panic!("{halt}") };
             let line: usize = key.trim_start_matches("line-").parse().unwrap();
             resumed[line].push(monotonic_ms());
-            assert!(limits::resume(&world.store, &halt).await.unwrap());
+            assert!(world.store.pauses().resume(&halt).await.unwrap());
         }
         if kills < 20 && Instant::now() >= next_kill {
             kills += 1;
@@ -197,7 +197,7 @@ async fn the_halt_and_the_end_of_the_job_are_one_transaction() {
     let mut session = CommitSession::default();
     assert_eq!(store.finish(&mut session, &[end(&FinishReason::GAVE_UP)]).await.unwrap(), [Recorded::Yes]);
     assert_eq!(head().await, (ids[1], false, true));
-    assert!(limits::resume(&store, &Paused::Line("a".into())).await.unwrap());
+    assert!(store.pauses().resume(&Paused::Line("a".into())).await.unwrap());
     assert_eq!(store.finish(&mut session, &[end(&FinishReason::GAVE_UP)]).await.unwrap(), [Recorded::Yes], "repeated");
     assert_eq!(head().await, (ids[1], false, false), "it halts the line once");
     let cancelled = Archival::unstarted(

@@ -6,14 +6,7 @@ use std::{
 };
 
 use bson::doc;
-use recruiter_common::{
-    control::{Change, Control},
-    enqueue::NewJob,
-    ids::JobId,
-    job::Priority,
-    limits,
-    shutdown::pause,
-};
+use recruiter_common::{control::Change, enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
 use recruiter_tests::{
     factory::again,
     ledger::{Entry, Event},
@@ -150,7 +143,7 @@ async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_i
         }
         // On a busy machine no job may have been locked ahead.
         assert!(Instant::now() < end, "{}", world.logs());
-        Control::new(&world.store, false).change(&Change::Cancel, &longs).await.unwrap();
+        world.store.control(false).change(&Change::Cancel, &longs).await.unwrap();
     }
     world.start(Role::Worker, &["--lease", "20s"], &[]);
     until_done(&world, &shorts).await;
@@ -169,9 +162,9 @@ async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
     // On a busy machine all may have been entered before the worker knows the pause.
     while before == jobs.len() {
         assert!(Instant::now() < end, "{}", world.logs());
-        limits::resume(&world.store, &paused).await.unwrap();
+        world.store.pauses().resume(&paused).await.unwrap();
         until_some_are_locked_ahead(&world, &mut jobs).await;
-        limits::pause(&world.store, &paused, "ada", None).await.unwrap();
+        world.store.pauses().pause(&paused, "ada", None).await.unwrap();
         let is_quiet = async || {
             before = entered(&world).len();
             pause(Duration::from_millis(500)).await;
@@ -179,7 +172,7 @@ async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
         };
         world.wait_for("nothing is locked or entered in the pause", is_quiet).await;
     }
-    limits::resume(&world.store, &paused).await.unwrap();
+    world.store.pauses().resume(&paused).await.unwrap();
     until_done(&world, &jobs).await;
     assert_eq!(further_starts(&world, &jobs).await, 0);
     world.close().await;

@@ -5,10 +5,7 @@
 use std::time::Duration;
 
 use bson::doc;
-use recruiter_common::{
-    control::{Change, Control},
-    enqueue::NewJob,
-};
+use recruiter_common::{control::Change, enqueue::NewJob};
 use recruiter_tests::{
     local::{ids, store},
     mongo::TestDatabase,
@@ -102,7 +99,7 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     assert_eq!(working_on, running.iter().map(ToString::to_string).collect::<Vec<_>>());
 
     // "This is how it looks a job that it has been successfully executed"
-    Control::new(&store, false).change(&Change::Cancel, &running).await.unwrap();
+    store.control(false).change(&Change::Cancel, &running).await.unwrap();
     store.enqueue_many([sleep(1), sleep(1)]).await.unwrap();
     wait_until(SOON, "both are done", async || count("archived", doc! { "done": true }).await == 2).await;
     let job = ask(&database, "db.archived.find({done: true}).sort({$natural: -1}).limit(1).toArray()[0]");

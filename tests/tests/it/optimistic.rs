@@ -7,7 +7,7 @@ use recruiter_common::{
     NewJob, RetryManyTimes, Store, Workable,
     enqueue::EnqueueError,
     ids::JobId,
-    limits::{self, Limit, Paused},
+    limits::{Limit, Paused},
     shutdown::pause,
     workers::Wanted,
 };
@@ -52,7 +52,7 @@ impl Executable for Errand {
             "gives up" => return Err(NotDone::give_up("Hopeless", "it never will")),
             "becomes" => return Err(NotDone::continue_as([errand("next").as_job()])),
             "commits" => {
-                let store = job.store().clone();
+                let store = job.client().clone();
                 let commits = move |mut session: TransactionSession| {
                     let store = store.clone();
                     async move {
@@ -187,7 +187,7 @@ async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let diary = Arc::new(Diary::default());
-    limits::set_limit(&store, "@small", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    store.limits().set("@small", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let here = optimistic(&store, &diary).await;
     let job = || errand("a").as_job();
     let id = JobId::new();
@@ -210,9 +210,9 @@ async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
     assert!(here.execute(job().in_group("")).await.is_err());
 
     // What an operator decides counts from the next heartbeat on.
-    limits::pause(&store, &Paused::Class("Errand".into()), "test", None).await.unwrap();
+    store.pauses().pause(&Paused::Class("Errand".into()), "test", None).await.unwrap();
     wait_until(SOON, "the class is paused", async || is_queued(&here, job()).await).await;
-    limits::resume(&store, &Paused::Class("Errand".into())).await.unwrap();
+    store.pauses().resume(&Paused::Class("Errand".into())).await.unwrap();
     wait_until(SOON, "the class is resumed", async || !is_queued(&here, job()).await).await;
     let roster = only(&database, "roster").await;
     store.ask_worker(roster.get_object_id("_id").unwrap().into(), Wanted::Quiet, "test").await.unwrap();

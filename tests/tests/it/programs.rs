@@ -82,7 +82,7 @@ async fn a_trace_goes_from_the_enqueuer_to_the_program() {
     assert_eq!((job.get_str("result").unwrap(), job.get_str("traceparent").unwrap()), (trace, trace), "{job}");
     let refused = super::cli::recruiter(&database, &["enqueue", "--class", "trace", "--traceparent", "00-short"]);
     assert!(refused.code == 2 && refused.err.contains("traceparent"), "{}", refused.err);
-    let refused = NewJob::of_class("trace", doc! {}).traceparent("").enqueue(&store(&database).await).await.unwrap_err();
+    let refused = NewJob::of_class("trace", doc! {}).traceparent("").enqueue(&*store(&database).await).await.unwrap_err();
     assert!(refused.to_string().contains("W3C"), "{refused}");
 }
 
@@ -308,7 +308,7 @@ impl Signalled {
     async fn enqueue(database: &TestDatabase, directory: &Path, class: &str, name: &str) -> Self {
         let file = directory.join(name);
         let job = NewJob::of_class(class, doc! { "file": file.to_str().unwrap() });
-        Self { id: job.enqueue(&store(database).await).await.unwrap().id, file }
+        Self { id: job.enqueue(&*store(database).await).await.unwrap().id, file }
     }
 
     fn lines(&self) -> Vec<String> {

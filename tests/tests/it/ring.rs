@@ -6,7 +6,7 @@ use bson::{Document, Timestamp, doc, oid::ObjectId};
 use recruiter_common::{
     JobId, NewJob, Unique,
     events::{Event, Events, EventsError, Received},
-    limits::{self, Paused},
+    limits::Paused,
     shutdown::pause,
     topics::Pattern,
 };
@@ -107,7 +107,7 @@ async fn the_life_of_jobs_and_workers_can_be_followed() {
     let once = Unique::by_key("k").for_period(Duration::from_secs(3_600));
     NewJob::of_class("once", doc! {}).unique(once).enqueue(&store).await.unwrap();
     until(&mut events, "job.enqueued.once").await;
-    limits::pause(&store, &"group:x".parse::<Paused>().unwrap(), "ada", None).await.unwrap();
+    store.pauses().pause(&"group:x".parse::<Paused>().unwrap(), "ada", None).await.unwrap();
     let seen = until(&mut events, "pause.added").await;
     assert_eq!(seen.last().unwrap().details.get_str("name").unwrap(), "group:x");
     worker.stop().await;

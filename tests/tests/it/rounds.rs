@@ -13,7 +13,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::Priority,
-    limits::{Limit, set_limit},
+    limits::Limit,
     retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{Channel, ConnectArgs, Hint, Listener, Registration, ScheduledJob, Store},
@@ -334,7 +334,7 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
     store.enqueue_many((0..100).map(job)).await.unwrap();
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
     wait_until(SOON, "all others are done", async || archived(&database).await >= 101).await;
-    assert!(store.groups().await.unwrap().iter().all(|group| group.is_ascii()));
+    assert!(store.ungated_groups().await.unwrap().iter().all(|group| group.is_ascii()));
     store.lanes_of("generic", 9).await.unwrap();
     store.waiting_lanes().await.unwrap();
     for process in processes {
@@ -462,8 +462,8 @@ async fn jobs_with_a_gate_are_assigned_like_any_other() {
         job
     };
     let ample = Limit { capacity: Some(100), rate: None };
-    set_limit(&store, "customer:*", ample).await.unwrap();
-    set_limit(&store, "printer", ample).await.unwrap();
+    store.limits().set("customer:*", ample).await.unwrap();
+    store.limits().set("printer", ample).await.unwrap();
     // One group with many gates; many groups with a gate; both have jobs without one.
     let one_group = (0..300).map(|number| gated("generic".into(), format!("customer:{}", number % 60)));
     let many_groups = (0..40).map(|number| gated(format!("group-{number}"), "printer".into()));

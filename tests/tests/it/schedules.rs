@@ -12,11 +12,11 @@ use futures_util::TryStreamExt;
 use rand::RngExt as _;
 use recruiter_common::{
     Keep,
-    control::{Change, Control},
+    control::Change,
     enqueue::{NewJob, Workable},
     ids::JobId,
     instant::Instant,
-    schedules::{self, Declared, Missed, Overlap, Schedule, ScheduleError, id_of_slot},
+    schedules::{Declared, Missed, Overlap, Schedule, ScheduleError, id_of_slot},
     shutdown::pause,
     store::Store,
 };
@@ -46,7 +46,7 @@ fn every_second() -> Schedule {
 }
 
 async fn declared(store: &Store, name: &str, schedule: Schedule) {
-    assert_eq!(schedule.declare(store, name).await.unwrap(), Declared::Created);
+    assert_eq!(store.schedules().declare(name, &schedule).await.unwrap(), Declared::Created);
 }
 
 async fn document(database: &TestDatabase, name: &str) -> Document {
@@ -232,7 +232,7 @@ async fn a_run_that_would_overlap_is_skipped() {
     wait_until(SOON, "runs overlap or are skipped", overlap).await;
     assert_eq!((slots(&database, "one-by-one").await.len(), skipped("together").await), (1, 0));
     let running = only(&database, "scheduled", doc! { "schedule.name": "one-by-one" }).await.get_object_id("_id").unwrap().into();
-    Control::new(&store, false).change(&Change::Cancel, &[running]).await.unwrap();
+    store.control(false).change(&Change::Cancel, &[running]).await.unwrap();
     until_runs(&database, "one-by-one", 2).await;
     system.stop().await;
 }
@@ -344,7 +344,7 @@ async fn a_schedule_can_be_run_now_shown_and_removed() {
     }
     // The history is bounded.
     for _ in 0..25 {
-        schedules::run_now(&store, "s").await.unwrap();
+        store.schedules().run_now("s").await.unwrap();
     }
     assert_eq!(document(&database, "s").await.get_array("runs").unwrap().len(), 20);
 
@@ -365,8 +365,8 @@ async fn a_removed_schedule_does_not_run() {
     declared(&store, "s", every_second()).await;
     declared(&store, "other", every_second()).await;
     until_runs(&database, "s", 1).await;
-    assert!(schedules::remove(&store, "s", None).await.unwrap());
-    assert!(!schedules::remove(&store, "s", None).await.unwrap());
+    assert!(store.schedules().remove("s", None).await.unwrap());
+    assert!(!store.schedules().remove("s", None).await.unwrap());
     // A step that was on its way may still insert one job. It ends before the next step of the other schedule but one.
     let others = slots(&database, "other").await.len();
     until_runs(&database, "other", others + 2).await;
@@ -426,7 +426,7 @@ async fn a_file_is_the_truth_about_its_namespace() {
     let said = apply(&format!("{c}{}", a.replace("schedules.a", "schedules.foreign")), &[]);
     assert_eq!(said.code, 1);
     assert!(said.err.contains("`foreign` belongs to no namespace") && said.err.contains("nothing was changed"), "{}", said.err);
-    let taken = every_second().declare(&store, "a").await;
+    let taken = store.schedules().declare("a", &every_second()).await;
     assert!(matches!(taken, Err(ScheduleError::Owned { owner: Some(owner), .. }) if owner == "shop"));
     assert_eq!(database.raw("schedulers").distinct("_id", doc! {}).await.unwrap(), ["a", "foreign"].map(Bson::from));
     let said = recruiter(&database, &["schedules", "apply", "/nosuch.toml"]);
@@ -491,7 +491,7 @@ async fn a_schedule_that_was_written_by_hand_runs() {
     let edit = doc! { "$set": { "job.class": "edited" }, "$inc": { "revision": 1 } };
     database.raw("schedulers").update_one(doc! { "_id": "s" }, edit).await.unwrap();
     wait_until(SOON, "the edit counts", async || count(&database, "scheduled", doc! { "workable.class": "edited" }).await > 0).await;
-    let listed = schedules::list(&store).await.unwrap();
+    let listed = store.schedules().list().await.unwrap();
     assert_eq!(listed.iter().filter(|(_, schedule)| schedule.is_err()).count(), 6);
     assert!(system.recruiter.stderr().contains("a schedule cannot run"), "{}", system.recruiter.stderr());
     let jobs = database.raw("scheduled").distinct("schedule.name", doc! {}).await.unwrap();
@@ -556,7 +556,7 @@ async fn bad_declarations_are_refused_and_write_nothing() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let check = async |schedule: Schedule, name: &str, expected: &str| {
-        let problem = schedule.declare(&store, name).await.expect_err(expected).to_string();
+        let problem = store.schedules().declare(name, &schedule).await.expect_err(expected).to_string();
         assert!(problem.contains(expected), "{problem}");
     };
     check(every_second().jitter(2 * SECOND), "a", "a jitter of 2s is not possible").await;
@@ -571,7 +571,8 @@ async fn bad_declarations_are_refused_and_write_nothing() {
     declared(&store, "large", every_second().job(large)).await;
     // Two at the same time: one creates, both succeed.
     let schedule = Schedule::every(LONG).unwrap().job(noop());
-    let both = tokio::join!(schedule.declare(&store, "b"), schedule.declare(&store, "b"));
+    let schedules = store.schedules();
+    let both = tokio::join!(schedules.declare("b", &schedule), schedules.declare("b", &schedule));
     let both = BTreeSet::from([both.0.unwrap().word(), both.1.unwrap().word()]);
     assert!(both.contains("created") && both.len() == 2, "{both:?}");
 }

@@ -89,7 +89,7 @@ async fn the_watchdog_hears_of_a_main_loop_that_goes_on_also_while_a_worker_drai
         manager.hears("READY=1", 1).await;
         manager.hears("WATCHDOG=1", 3).await;
         if name == "recruiter-worker" {
-            NewJob::of_class("sleep", doc! { "ms": 600_000 }).enqueue(&store(&database).await).await.unwrap();
+            NewJob::of_class("sleep", doc! { "ms": 600_000 }).enqueue(&*store(&database).await).await.unwrap();
             let started = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 1;
             wait_until(SOON, "the job runs", started).await;
             process.terminate();

@@ -8,13 +8,13 @@ use mongodb::{
     options::{IndexOptions, ReadConcern},
 };
 use recruiter_common::{
-    Graph, JobId, Pattern, consumers,
-    control::{Change, Changed, Control},
+    Client, Graph, JobId, Pattern,
+    control::{Change, Changed},
     enqueue::NewJob,
     instant::Instant,
-    limits::{self, Limit, Paused},
+    limits::{Limit, Paused},
     messages::From,
-    schedules::{self, Schedule},
+    schedules::Schedule,
     store::{ConnectArgs, ConnectError, Store, StoreError, schema},
 };
 use recruiter_tests::{
@@ -80,7 +80,7 @@ async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone
         let before = everything_in(&database).await;
         let connect = ConnectArgs::to(database.uri().replace(&format!("{USER}:{PASSWORD}@"), &format!("{user}:pw@")));
         assert_eq!(foreign_in(&Store::connect(&connect, "test").await.unwrap_err()), format!("`{name}`"));
-        let own = Store::from_database(database.database().clone());
+        let own = Client::from_database(database.database().clone());
         assert_eq!(foreign_in(&own.ensure_schema().await.unwrap_err()), format!("`{name}`"));
         assert_eq!(foreign_in(&Store::connect_to_ask(&connect, "test").await.unwrap_err()), format!("`{name}`"));
         NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
@@ -97,7 +97,7 @@ async fn an_enqueueing_call_refuses_what_came_after_the_schema() {
     database.raw("signals").drop().await.unwrap();
     make_foreign(&database, "signals").await;
     let before = everything_in(&database).await;
-    let own = Store::from_database(database.database().clone());
+    let own = Client::from_database(database.database().clone());
     let refused = NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
     assert!(recruiter_common::telemetry::chain(&refused).contains("`signals`"), "{refused}");
     assert_eq!(everything_in(&database).await, before);
@@ -150,7 +150,7 @@ async fn views_and_collections_with_options_of_others_are_refused_even_if_they_a
 async fn what_looks_like_ours_is_adopted_and_listed() {
     let database = TestDatabase::new().await;
     let own = store(&database).await;
-    limits::set_limit(&own, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    own.limits().set("api", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let system = System::start(&database, Setup::default());
     let jobs = [NewJob::of_class("noop", doc! {}).limit("api"), NewJob::of_class("noop", doc! {}).expires_after(SOON)];
     for job in jobs {
@@ -233,10 +233,10 @@ async fn a_collection_with_a_validator_or_without_documents_is_refused_before_th
             database.database().create_collection(name).await.unwrap();
         }
         let before = everything_in(&database).await;
-        let own = Store::from_database(database.database().clone());
+        let own = Client::from_database(database.database().clone());
         assert_eq!(foreign_in(&own.ensure_schema().await.unwrap_err()), format!("`{name}`"));
         let limit = Limit { capacity: Some(1), rate: None };
-        limits::set_limit(&own, "api", limit).await.unwrap_err();
+        own.limits().set("api", limit).await.unwrap_err();
         own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
         assert_eq!(everything_in(&database).await, before);
     }
@@ -287,10 +287,10 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
     let worker = ["--builtins", "--collection-prefix", PREFIX];
     let cleaner = ["--collection-prefix", PREFIX, "--prune-every", "200ms", "--keep-archived", "1d", "--sweep-every", "200ms"];
     let system = System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, worker: &worker, ..Setup::default() });
-    let own = Store::from_database(database.database().clone()).with_collection_prefix(PREFIX).unwrap();
+    let own = Client::from_database(database.database().clone()).with_collection_prefix(PREFIX).unwrap();
     own.ensure_schema().await.unwrap();
     own.prepare_unique_jobs().await.unwrap();
-    limits::set_limit(&own, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    own.limits().set("api", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let noop = || NewJob::of_class("noop", doc! {});
     let mut jobs = vec![
         noop().enqueue(&own).await.unwrap().id,
@@ -335,7 +335,7 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
 
 /// What has collections or indexes of its own: a schedule, a consumer group with messages, a graph and its retry, a retry, a line that halts,
 /// and a file that is copied. Returns the graph.
-async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
+async fn use_the_rest(database: &TestDatabase, own: &Client) -> String {
     let archived = database.raw("jobs_archived");
     let ended = async |what: &str, filter: Document, count: u64| {
         // As a change of jobs reads it.
@@ -343,8 +343,9 @@ async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
         wait_until(SOON, what, async || found().await >= count).await;
     };
     let (noop, fail) = (|| NewJob::of_class("noop", doc! {}), || NewJob::of_class("fail", doc! {}));
-    Schedule::every(std::time::Duration::from_secs(1)).unwrap().job(noop()).declare(own, "s").await.unwrap();
-    consumers::declare(own, "g", [Pattern::new("orders.*").unwrap()], noop().tag("message"), From::Now).await.unwrap();
+    let schedule = Schedule::every(std::time::Duration::from_secs(1)).unwrap().job(noop());
+    own.schedules().declare("s", &schedule).await.unwrap();
+    own.consumers().declare("g", [Pattern::new("orders.*").unwrap()], noop().tag("message"), From::Now).await.unwrap();
     own.publish_messages((0..3).map(|number| ("orders.placed", doc! { "number": number }))).await.unwrap();
 
     let mut graph = Graph::new();
@@ -353,7 +354,7 @@ async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
     let id = graph.id();
     graph.enqueue(own).await.unwrap();
     assert_eq!(own.wait_for_graph(id, SOON).await.unwrap().len(), 3);
-    assert_eq!(Control::new(own, false).retry_graph(id).await.unwrap().len(), 2);
+    assert_eq!(own.control(false).retry_graph(id).await.unwrap().len(), 2);
     assert_eq!(own.wait_for_graph(id, SOON).await.unwrap().len(), 5);
 
     NewJob::of_class("fail", doc! { "times": 1 }).retry(&again(3)).tag("again").enqueue(own).await.unwrap();
@@ -361,7 +362,7 @@ async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
     let behind = noop().in_line("h").enqueue(own).await.unwrap().id;
     ended("the first job of the line has failed", doc! { "_id": halts }, 1).await;
     assert_eq!(database.raw("jobs_pauses").count_documents(doc! { "_id": "line:h", "job": halts }).await.unwrap(), 1);
-    assert!(limits::resume(own, &Paused::Line("h".into())).await.unwrap());
+    assert!(own.pauses().resume(&Paused::Line("h".into())).await.unwrap());
     ended("the line goes on", doc! { "_id": behind, "why": "done" }, 1).await;
 
     let job = JobId::new();
@@ -369,14 +370,14 @@ async fn use_the_rest(database: &TestDatabase, own: &Store) -> String {
     fail().with_id(job).enqueue(own).await.unwrap();
     ended("it has failed", doc! { "_id": job }, 1).await;
     let change = Change::Retry { again: false, with: Box::default() };
-    let retried = Control::new(own, false).change(&change, &[job]).await.unwrap();
+    let retried = own.control(false).change(&change, &[job]).await.unwrap();
     let Changed::EnqueuedAgain { new: Some(new), .. } = &retried[0].1 else { panic!("{retried:?}") };
     assert_eq!(own.read_file(*new, "a.txt").await.unwrap(), b"content");
 
     ended("the retry has succeeded", doc! { "tags": "again", "why": "done", "attempts": 2 }, 1).await;
     ended("the messages have become jobs", doc! { "tags": "message", "why": "done" }, 3).await;
     ended("the schedule runs", doc! { "schedule.name": "s", "why": "done" }, 2).await;
-    assert!(schedules::remove(own, "s", None).await.unwrap());
+    assert!(own.schedules().remove("s", None).await.unwrap());
     id.to_string()
 }
 
@@ -454,7 +455,7 @@ async fn hidden_indexes_keep_nothing_from_working() {
 /// Processes that start now, and a store that was there before: jobs with and without a limit are done, retention deletes, and commands
 /// answer. The warnings name the indexes and a remedy.
 async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy: &str) {
-    limits::set_limit(before, "api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    before.limits().set("api", Limit { capacity: Some(1), rate: None }).await.unwrap();
     let old = doc! { "workable": { "class": "old" }, "last_execution": { "ended_at": bson::DateTime::from_millis(5) } };
     // Covered by a period of its own.
     let hours_ago = |hours: i64| bson::DateTime::from_chrono(before.now() - chrono::TimeDelta::hours(hours));
@@ -480,8 +481,8 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
     let said = system.recruiter.stderr();
     assert!(names.iter().all(|name| said.contains(name)) && said.contains(remedy), "{said}");
     // It meets the missing index, learns, and then reads without it.
-    let _ = (before.groups().await, before.finished(Instant::UNIX_EPOCH).await);
-    assert!(before.groups().await.unwrap().is_empty() && before.gated_groups().await.unwrap().is_empty());
+    let _ = (before.ungated_groups().await, before.finished(Instant::UNIX_EPOCH).await);
+    assert!(before.ungated_groups().await.unwrap().is_empty() && before.gated_groups().await.unwrap().is_empty());
     assert!(before.waiting_lanes().await.unwrap().is_empty());
     assert_eq!(before.finished(Instant::UNIX_EPOCH).await.unwrap().len(), 21);
     system.stop().await;

@@ -29,7 +29,7 @@ async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u
 }
 
 async fn enqueue(database: &TestDatabase, class: &str, parameters: Document) -> JobId {
-    NewJob::of_class(class, parameters).enqueue(&store(database).await).await.unwrap().id
+    NewJob::of_class(class, parameters).enqueue(&*store(database).await).await.unwrap().id
 }
 
 async fn archived(database: &TestDatabase, id: JobId) -> Document {
@@ -245,7 +245,7 @@ async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
     let mut recruiter = Process::on(&database, "recruiter", &["run", "--log-format=json"]);
     let mut worker = Process::on(&database, "recruiter-worker", &["--builtins", "--log-format=json"]);
     let twice = RetryManyTimes::new(1, Duration::ZERO).unwrap();
-    let job = NewJob::of_class("fail", doc! { "class": "broken" }).retry(&twice).enqueue(&store(&database).await).await.unwrap().id;
+    let job = NewJob::of_class("fail", doc! { "class": "broken" }).retry(&twice).enqueue(&*store(&database).await).await.unwrap().id;
     archived(&database, job).await;
     until_it_says(&worker, "job failed\"").await;
     worker.terminate();

@@ -29,7 +29,7 @@ async fn effects_happen_once_for_each_job_whatever_is_killed() {
 
 #[expect(clippy::disallowed_methods, reason = "a collection of the application")]
 fn collection(job: &Context, name: &str) -> Collection<Document> {
-    job.store().database().collection(name)
+    job.client().database().collection(name)
 }
 
 /// Does in a transaction what its script says.

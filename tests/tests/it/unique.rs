@@ -14,8 +14,8 @@ use chrono::TimeDelta;
 use futures_util::TryStreamExt;
 use mongodb::ClientSession;
 use recruiter_common::{
-    EnqueueError, Enqueued, Keep, NewJob, OnConflict, Outcome, Priority, Store, Unique, Workable,
-    control::{Change, Changed, Control, Refusal},
+    Client, EnqueueError, Enqueued, Keep, NewJob, OnConflict, Outcome, Priority, Store, Unique, Workable,
+    control::{Change, Changed, Refusal},
     failure::Failure,
     ids::{JobId, WorkerId},
     job::{Claim, FinishReason, Job},
@@ -138,7 +138,7 @@ async fn a_key_is_free_when_its_scope_ends() {
     finish(&store, &start_one(&store, first.id).await).await;
     let second = enqueue(&store, finished()).await;
     assert!(second.is_new);
-    assert_eq!(Control::new(&store, false).change(&Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
+    assert_eq!(store.control(false).change(&Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
     let third = enqueue(&store, finished().keep(Keep::Failures)).await;
     assert!(third.is_new);
     finish(&store, &start_one(&store, third.id).await).await;
@@ -173,15 +173,15 @@ async fn a_period_ends_by_its_date_and_not_with_its_job() {
     let indexes: Vec<Document> = indexes.try_collect().await.unwrap();
     assert!(indexes.iter().any(|index| index.contains_key("expireAfterSeconds")), "MongoDB deletes them");
     // A job that never started does not keep its key.
-    assert_eq!(Control::new(&store, false).change(&Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
+    assert_eq!(store.control(false).change(&Change::Cancel, &[second.id]).await.unwrap()[0].1, Changed::Cancelled);
     let third = enqueue(&store, of_period()).await;
     assert!(third.is_new);
     // A job that was cancelled after a start does.
     reschedule(&store, &start_one(&store, third.id).await).await;
-    Control::new(&store, false).change(&Change::Cancel, &[third.id]).await.unwrap();
+    store.control(false).change(&Change::Cancel, &[third.id]).await.unwrap();
     assert_eq!(enqueue(&store, of_period()).await, duplicate_of(third));
     // Deletion from the archive changes nothing.
-    Control::new(&store, false).change(&Change::Delete, &[third.id]).await.unwrap();
+    store.control(false).change(&Change::Delete, &[third.id]).await.unwrap();
     assert_eq!(enqueue(&store, of_period()).await, duplicate_of(third));
 }
 
@@ -332,7 +332,7 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
     assert_eq!(count(&database, "scheduled", doc! {}).await, 2);
     // It is not due, and an operator does not make it so by mistake.
     assert!(read(store, &[successor]).await[0].due().unwrap() > store.now() + TimeDelta::days(365));
-    let changed = Control::new(store, false).change(&Change::Retry { again: false, with: Box::default() }, &[successor]).await.unwrap();
+    let changed = store.control(false).change(&Change::Retry { again: false, with: Box::default() }, &[successor]).await.unwrap();
     assert!(matches!(&changed[0].1, Changed::Refused(Refusal::WaitsForAnother { key }) if key == "k"), "{changed:?}");
     assert_eq!(store.release_successors(&["k".into()]).await.unwrap(), 0, "the other one has not ended");
     assert_eq!(store.release_orphaned_successors().await.unwrap(), 0);
@@ -606,7 +606,7 @@ async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
         held.0.id
     };
     let retry = async |id: JobId| {
-        Control::new(&store, false).change(&Change::Retry { again: true, with: Box::default() }, &[id]).await.unwrap().remove(0).1
+        store.control(false).change(&Change::Retry { again: true, with: Box::default() }, &[id]).await.unwrap().remove(0).1
     };
     let finished = failed(Unique::by_key("f")).await;
     let other = enqueue(&store, keyed(1, Unique::by_key("f"))).await.id;
@@ -623,7 +623,7 @@ async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
 async fn a_store_on_a_foreign_client_makes_the_indexes_and_duplicates_stop_no_process() {
     let database = TestDatabase::new().await;
     let own = store(&database).await;
-    let foreign = Store::from_database(database.database().clone());
+    let foreign = Client::from_database(database.database().clone());
     assert!(keyed(0, Unique::by_key("k")).enqueue(&foreign).await.unwrap().is_new);
     // Two documents with one key, from a time without the index: the process starts, and the others work.
     database.raw("scheduled").drop_index("unique").await.unwrap();

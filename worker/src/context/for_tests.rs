@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bson::doc;
 use recruiter_common::{
+    Client,
     ids::{JobId, StartId},
     job::Job,
     json::bson_of,
@@ -86,9 +87,9 @@ impl ForTests {
         self
     }
 
-    /// Sets the store of the worker.
-    pub fn store(mut self, store: Store) -> Self {
-        self.store = Some(Arc::new(store));
+    /// Sets the connection of the worker.
+    pub fn client(mut self, client: &Client) -> Self {
+        self.store = Some(Arc::new(client.clone().into()));
         self
     }
 

@@ -58,7 +58,7 @@ impl Context {
     /// it enqueues there, and the end of the job as done, with the result of `body`. So the effects happen exactly once, also if the worker is
     /// killed at any point, or resumes after it was declared dead.
     ///
-    /// The collections must be on the client of the worker's store: `job.store().database().client()`. `body` runs again after a write conflict or a
+    /// The collections must be on the client of the worker's store: `job.client().database().client()`. `body` runs again after a write conflict or a
     /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), must not keep it, and must not
     /// end the transaction. Progress, checkpoints and log lines of `body` are written after it; it cannot
     /// [wait](Context::save_checkpoint) for them. Return the value of this call from `execute`: after the commit the job has ended, and nothing that follows
@@ -73,7 +73,7 @@ impl Context {
     ///     type State = ();
     ///
     ///     async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
-    ///         let accounts = &job.store().database().client().database("bank").collection::<recruiter_worker::bson::Document>("accounts");
+    ///         let accounts = &job.client().database().client().database("bank").collection::<recruiter_worker::bson::Document>("accounts");
     ///         job.transaction(|mut session| async move {
     ///             for (account, cents) in [(&self.from, -self.cents), (&self.to, self.cents)] {
     ///                 let change = doc! { "$inc": { "cents": cents } };

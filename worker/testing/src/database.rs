@@ -10,7 +10,10 @@ use std::{
 };
 
 use bson::oid::ObjectId;
-use recruiter_common::{ConnectArgs, ConnectError, Store, mongodb::Client, store::DriverError};
+use recruiter_common::{
+    Client, ConnectArgs, ConnectError, mongodb,
+    store::{DriverError, Store},
+};
 use recruiter_dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
 use tokio::{runtime, sync::OnceCell, time::timeout};
 
@@ -32,8 +35,8 @@ const DROP_WITHIN: Duration = Duration::from_secs(3);
 ///
 /// # async fn example(worker: Worker) -> Result<(), Box<dyn std::error::Error>> {
 /// let database = TestDatabase::new().await?;
-/// // … the code under test enqueues on `database.store()` …
-/// let drained = Drain::new(&worker, database.store()).run().await?;
+/// // … the code under test enqueues on `database.client()` …
+/// let drained = Drain::new(&worker, database.client()).run().await?;
 /// database.remove().await?;
 /// # Ok(())
 /// # }
@@ -93,7 +96,7 @@ impl TestDatabase {
     }
 
     /// The database, for code that enqueues jobs and for tests that look at them.
-    pub fn store(&self) -> &Store {
+    pub fn client(&self) -> &Client {
         &self.store
     }
 
@@ -128,7 +131,7 @@ impl Drop for TestDatabase {
         // With a runtime of its own, because nothing can be awaited here.
         let remove = move || -> Result<(), Box<dyn Error + Send + Sync>> {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let removed = async { Client::with_uri_str(uri).await?.database(&name).drop().await };
+            let removed = async { mongodb::Client::with_uri_str(uri).await?.database(&name).drop().await };
             Ok(runtime.block_on(async { timeout(DROP_WITHIN, removed).await })??)
         };
         // A MongoDB that does not answer keeps the database.

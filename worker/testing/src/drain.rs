@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use recruiter_common::{
-    Store,
+    Client,
     ids::JobId,
     instant::Instant,
     job::Job,
-    store::{CommitSession, Lane, Recorded, StoreError},
+    store::{CommitSession, Lane, Recorded, Store, StoreError},
 };
 
 use recruiter_worker::{
@@ -32,21 +32,21 @@ const CLASSES: usize = 10_000;
 /// use std::time::Duration;
 ///
 /// use recruiter_testing::{Drain, Ran};
-/// use recruiter_worker::{Store, Worker};
+/// use recruiter_worker::{Client, Worker};
 ///
-/// # async fn example(worker: Worker, store: Store) -> Result<(), Box<dyn std::error::Error>> {
-/// let drained = Drain::new(&worker, &store).run().await?;
+/// # async fn example(worker: Worker, client: Client) -> Result<(), Box<dyn std::error::Error>> {
+/// let drained = Drain::new(&worker, &client).run().await?;
 /// assert!(drained.iter().all(|job| matches!(job.ran, Ran::Done { .. })), "{drained:?}");
 /// // What is due within the next day, also retries:
-/// let later = Drain::new(&worker, &store).ahead(Duration::from_secs(86_400)).run().await?;
+/// let later = Drain::new(&worker, &client).ahead(Duration::from_secs(86_400)).run().await?;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 #[must_use = "nothing happens until `run` is called"]
 pub struct Drain<'a> {
     worker: &'a Worker,
-    store: &'a Store,
+    store: Store,
     clock: Clock,
 }
 
@@ -119,8 +119,8 @@ pub enum DrainError {
 
 impl<'a> Drain<'a> {
     /// What is due now.
-    pub fn new(worker: &'a Worker, store: &'a Store) -> Self {
-        Self { worker, store, clock: Clock::Ahead(Duration::ZERO) }
+    pub fn new(worker: &'a Worker, client: &Client) -> Self {
+        Self { worker, store: client.clone().into(), clock: Clock::Ahead(Duration::ZERO) }
     }
 
     /// Sets how far the clock of the drain is ahead: what is due until then is executed, and retries count from there.
@@ -153,7 +153,7 @@ impl<'a> Drain<'a> {
             let solo =
                 Solo::new(self.worker, Some(Arc::new(self.store.clone())), job).map_err(|source| DrainError::NotAlone { id, source })?;
             let mut execution = solo.execute(self.store.now(), clock).await;
-            if execution.record(self.store, &mut session, &solo).await? != Recorded::Yes {
+            if execution.record(&self.store, &mut session, &solo).await? != Recorded::Yes {
                 return Err(DrainError::Overtaken(id));
             }
             execution.hooks().await;
@@ -165,7 +165,7 @@ impl<'a> Drain<'a> {
     /// The first due job of a class that the worker has.
     async fn next(&self, now: Instant) -> Result<Option<Arc<Job>>, DrainError> {
         let mut lanes: Vec<Lane> = Vec::new();
-        for group in self.store.groups().await? {
+        for group in self.store.ungated_groups().await? {
             lanes.extend(self.store.lanes_of(&group, CLASSES).await?.0);
         }
         for group in self.store.gated_groups().await? {

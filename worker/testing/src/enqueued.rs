@@ -1,10 +1,10 @@
 //! Lists what the code under test has enqueued.
 
 use recruiter_common::{
-    Store, Workable,
+    Client, Workable,
     ids::JobId,
     job::Job,
-    store::{JobFilter, StateFilter, StoreError, Walk},
+    store::{JobFilter, StateFilter, Store, StoreError, Walk},
 };
 
 use recruiter_worker::solo::deserialize;
@@ -42,7 +42,7 @@ pub enum EnqueuedError {
 ///
 /// ```no_run
 /// use recruiter_testing::enqueued;
-/// use recruiter_worker::{Store, Workable, common::store::JobFilter};
+/// use recruiter_worker::{Client, Workable, common::store::JobFilter};
 ///
 /// #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 /// struct SendMail {
@@ -54,10 +54,10 @@ pub enum EnqueuedError {
 ///     type Output = ();
 /// }
 ///
-/// # async fn sign_up(store: &Store, name: &str) {}
-/// # async fn example(store: &Store) -> Result<(), Box<dyn std::error::Error>> {
-/// sign_up(store, "ada@example.org").await;
-/// let mails = enqueued::<SendMail>(store, JobFilter { group: Some("mail".into()), ..JobFilter::default() }).await?;
+/// # async fn sign_up(client: &Client, name: &str) {}
+/// # async fn example(client: &Client) -> Result<(), Box<dyn std::error::Error>> {
+/// sign_up(client, "ada@example.org").await;
+/// let mails = enqueued::<SendMail>(client, JobFilter { group: Some("mail".into()), ..JobFilter::default() }).await?;
 /// assert_eq!(mails.len(), 1);
 /// assert_eq!(mails[0].workable.to, "ada@example.org");
 /// # Ok(())
@@ -66,7 +66,8 @@ pub enum EnqueuedError {
 ///
 /// # Errors
 /// When MongoDB cannot be used, or the parameters of a job are not those of the class.
-pub async fn enqueued<W: Workable>(store: &Store, filter: JobFilter) -> Result<Vec<EnqueuedJob<W>>, EnqueuedError> {
+pub async fn enqueued<W: Workable>(client: &Client, filter: JobFilter) -> Result<Vec<EnqueuedJob<W>>, EnqueuedError> {
+    let store = Store::from(client.clone());
     let filter = JobFilter { state: Some(StateFilter::Scheduled), class: Some(W::CLASS.into()), ..filter };
     let (mut walk, mut all) = (Walk::new(filter), Vec::new());
     while let Some(found) = store.next_matches(&mut walk).await? {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use recruiter_common::{NewJob, Store, enqueue::EnqueueError, instant::Instant, job::Job};
+use recruiter_common::{Client, NewJob, enqueue::EnqueueError, instant::Instant, job::Job};
 
 use recruiter_worker::{
     Ran, Worker,
@@ -15,7 +15,7 @@ pub struct Inline<'a> {
     worker: &'a Worker,
     attempt: u32,
     now: Option<Instant>,
-    store: Option<Store>,
+    client: Option<Client>,
 }
 
 /// Why a job was not executed inline.
@@ -79,9 +79,9 @@ pub async fn run_inline(worker: &Worker, job: NewJob) -> Result<Ran, InlineError
 }
 
 impl<'a> Inline<'a> {
-    /// A first attempt now, without a store.
+    /// A first attempt now, without a client.
     pub fn new(worker: &'a Worker) -> Self {
-        Self { worker, attempt: 1, now: None, store: None }
+        Self { worker, attempt: 1, now: None, client: None }
     }
 
     /// Sets the number of the attempt, from 1: the retry policy decides as after so many attempts.
@@ -96,9 +96,9 @@ impl<'a> Inline<'a> {
         self
     }
 
-    /// Sets the store of the worker, for workables that enqueue jobs.
-    pub fn store(mut self, store: &Store) -> Self {
-        self.store = Some(store.clone());
+    /// Sets the connection of the worker, for workables that enqueue jobs.
+    pub fn client(mut self, client: &Client) -> Self {
+        self.client = Some(client.clone());
         self
     }
 
@@ -107,10 +107,10 @@ impl<'a> Inline<'a> {
     /// # Errors
     /// When the job is invalid, or this worker cannot execute it.
     pub async fn run(self, job: NewJob) -> Result<Ran, InlineError> {
-        let Self { worker, attempt, now: given, store } = self;
+        let Self { worker, attempt, now: given, client } = self;
         let now = || given.unwrap_or_else(|| bson::DateTime::now().to_chrono());
         let job = Job { attempts: attempt - 1, ..job.to_job(now())? };
-        let solo = Solo::new(worker, store.map(Arc::new), Arc::new(job))?;
+        let solo = Solo::new(worker, client.map(|client| Arc::new(client.into())), Arc::new(job))?;
         let mut execution = solo.execute(now(), now).await;
         execution.hooks().await;
         Ok(execution.ran())

@@ -5,10 +5,10 @@ use std::{collections::HashSet, error::Error, time::Duration};
 use recruiter::run::RunArgs;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
-    EnqueueError, JobId, NewJob, Store, WaitError, Workable,
+    Client, EnqueueError, JobId, NewJob, WaitError, Workable,
     graphs::End,
     shutdown::{Shutdown, Trigger},
-    store::{StoreError, Unfinished},
+    store::{Store, StoreError, Unfinished},
 };
 use recruiter_worker::{Worker, WorkerConfig, WorkerError};
 use tokio::time::{interval, timeout};
@@ -74,8 +74,8 @@ const CLEANER: CleanerArgs = CleanerArgs {
 /// // One job, and its result:
 /// let greeting = system.run::<Greet>(Greet { name: "Ada".into() }.as_job(), SOON).await?;
 /// assert_eq!(greeting, "hello, Ada");
-/// // What the code under test enqueues on `system.store()`:
-/// Greet { name: "Grace".into() }.as_job().enqueue(system.store()).await?;
+/// // What the code under test enqueues on `system.client()`:
+/// Greet { name: "Grace".into() }.as_job().enqueue(system.client()).await?;
 /// system.until_idle(SOON).await?;
 /// system.stop().await?;
 /// # Ok(())
@@ -175,8 +175,8 @@ impl System {
     }
 
     /// The database, for code that enqueues jobs and for tests that look at them.
-    pub fn store(&self) -> &Store {
-        self.database.store()
+    pub fn client(&self) -> &Client {
+        self.database.client()
     }
 
     /// The database with its connection, for further workers.
@@ -190,8 +190,8 @@ impl System {
     /// When the job is not enqueued, fails for the last time ([`WaitError::Failed`]) or does not end in time.
     pub async fn run<W: Workable>(&self, job: NewJob, within: Duration) -> Result<W::Output, SystemError> {
         let done = async {
-            let enqueued = job.enqueue(self.store()).await?;
-            Ok(enqueued.wait::<W>(self.store(), within).await?)
+            let enqueued = job.enqueue(self.client()).await?;
+            Ok(enqueued.wait::<W>(self.client(), within).await?)
         };
         self.unless_ended(done).await
     }
@@ -209,7 +209,7 @@ impl System {
             let mut looks = interval(LOOK_EVERY);
             loop {
                 looks.tick().await;
-                left = unfinished(self.store()).await?;
+                left = unfinished(&self.client().clone().into()).await?;
                 if left.is_empty() {
                     return Ok(());
                 }

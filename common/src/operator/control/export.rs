@@ -8,7 +8,7 @@ use crate::{
     base::{ids::JobId, instant::Instant},
     enqueue::spec::JobSpec,
     job::{Job, JobState, StoredJob},
-    mongo::{Store, StoreError, cut},
+    mongo::{Client, StoreError, cut},
     operator::select::{JobFilter, StateFilter, Walk},
 };
 
@@ -34,44 +34,47 @@ impl JobFilter {
     }
 }
 
-/// Reads the jobs of a filter that was narrowed by [`JobFilter::narrowed_to_export`], each as the specification that enqueues it once more:
-/// without its id and its history, and with its due date only if that is to come. `each` can stop the export.
-///
-/// Nothing is changed. A waiting job that starts meanwhile is left out if it is read after that.
-///
-/// # Errors
-/// When MongoDB cannot be used.
-pub async fn export(
-    store: &Store,
-    filter: &JobFilter,
-    mut each: impl FnMut(JobId, Exported) -> ControlFlow<()>,
-) -> Result<ControlFlow<()>, StoreError> {
-    let mut walk = Walk::new(filter.clone());
-    loop {
-        let patience = Patience::new();
-        let found = loop {
-            match store.next_matches(&mut walk).await {
-                Err(error) if patience.allows(&error).await => {}
-                found => break found?,
-            }
-        };
-        let Some(found) = found else { return Ok(ControlFlow::Continue(())) };
-        for batch in cut(found, BATCH, BATCH_BYTES, |found| found.bytes) {
-            let ids: Vec<JobId> = batch.iter().map(|found| found.job).collect();
+impl Client {
+    /// Reads the jobs of a filter that was narrowed by [`JobFilter::narrowed_to_export`], each as the specification that enqueues it once more:
+    /// without its id and its history, and with its due date only if that is to come. `each` can stop the export.
+    ///
+    /// Nothing is changed. A waiting job that starts meanwhile is left out if it is read after that.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used.
+    pub async fn export_jobs(
+        &self,
+        filter: &JobFilter,
+        mut each: impl FnMut(JobId, Exported) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, StoreError> {
+        let store = self.store();
+        let mut walk = Walk::new(filter.clone());
+        loop {
             let patience = Patience::new();
-            let mut stored = loop {
-                match store.jobs_by_id(&ids).await {
+            let found = loop {
+                match store.next_matches(&mut walk).await {
                     Err(error) if patience.allows(&error).await => {}
-                    stored => break stored?,
+                    found => break found?,
                 }
             };
-            let now = store.now();
-            for id in ids {
-                let job = stored.remove(&id).filter(|stored| stored.is_archived == filter.is_archived());
-                if let Some(exported) = job.and_then(|job| specification(job, now))
-                    && each(id, exported).is_break()
-                {
-                    return Ok(ControlFlow::Break(()));
+            let Some(found) = found else { return Ok(ControlFlow::Continue(())) };
+            for batch in cut(found, BATCH, BATCH_BYTES, |found| found.bytes) {
+                let ids: Vec<JobId> = batch.iter().map(|found| found.job).collect();
+                let patience = Patience::new();
+                let mut stored = loop {
+                    match store.jobs_by_id(&ids).await {
+                        Err(error) if patience.allows(&error).await => {}
+                        stored => break stored?,
+                    }
+                };
+                let now = self.now();
+                for id in ids {
+                    let job = stored.remove(&id).filter(|stored| stored.is_archived == filter.is_archived());
+                    if let Some(exported) = job.and_then(|job| specification(job, now))
+                        && each(id, exported).is_break()
+                    {
+                        return Ok(ControlFlow::Break(()));
+                    }
                 }
             }
         }

@@ -42,7 +42,7 @@ use self::{
 pub use self::{
     alteration::{Alteration, InvalidAlteration},
     change::{Change, Changed, Refusal},
-    export::{Exported, export},
+    export::Exported,
     filter::Contradiction,
     revision::{InvalidRevision, Revision},
 };
@@ -54,7 +54,7 @@ use crate::{
         FinishReason,
         ending::{Archival, Recorded},
     },
-    mongo::{CommitSession, Store, StoreError, batch::Batches, cut},
+    mongo::{Client, CommitSession, Store, StoreError, batch::Batches, cut},
 };
 
 /// Maximum number of jobs changed together. A transaction of this size takes a fraction of a second.
@@ -91,7 +91,14 @@ impl Report {
     }
 }
 
-/// Changes jobs.
+impl Client {
+    /// Changes of jobs: retry, change, cancel and delete. In a dry run it only reports the changes that it would make.
+    pub fn control(&self, dry_run: bool) -> Control {
+        Control { store: self.store(), session: CommitSession::default(), dry_run }
+    }
+}
+
+/// Changes jobs: [`Client::control`].
 #[derive(Debug)]
 pub struct Control {
     store: Store,
@@ -100,11 +107,6 @@ pub struct Control {
 }
 
 impl Control {
-    /// Changes jobs of this database. In a dry run it only reports the changes that it would make.
-    pub fn new(store: &Store, dry_run: bool) -> Self {
-        Self { store: store.clone(), session: CommitSession::default(), dry_run }
-    }
-
     /// Changes these jobs. Returns the outcome of each, in the same order.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub use self::{
     reason::{Reason, Why},
     situation::{Situation, paused_by},
 };
-use super::{presence::Workers, views::policies_in};
+use super::{presence::Presence, views::policies_in};
 use crate::{
     base::{
         ids::{JobId, WorkerId},
@@ -33,7 +33,7 @@ use crate::{
         text::{apart, moment, printable},
     },
     job::{Job, JobState, gate::line_of_gate, lane::Lane},
-    mongo::{Store, StoreError},
+    mongo::{Client, Store, StoreError},
 };
 
 /// Maximum number of jobs that are named: of a full resource, and of those that a job waits for.
@@ -55,7 +55,7 @@ pub struct WhyGroup {
     pub is_complete: bool,
 }
 
-impl Store {
+impl Client {
     /// Why a job does not run; `None` if there is no job with this id.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Store {
         self.fresh_clock().await?;
         let Some(stored) = self.job(job).await? else { return Ok(None) };
         Ok(Some(match Job::try_from(stored.document) {
-            Ok(job) => why(self, &job).await?,
+            Ok(job) => why(&self.store(), &job).await?,
             Err((_, error)) => Why::new(
                 Reason::Malformed,
                 format!(
@@ -80,11 +80,12 @@ impl Store {
     /// # Errors
     /// When MongoDB cannot be used.
     pub async fn why_group(&self, group: &str) -> Result<WhyGroup, StoreError> {
+        let store = self.store();
         self.fresh_clock().await?;
-        let lanes = self.first_lanes([group.to_owned()], LANES).await?;
+        let lanes = store.first_lanes([group.to_owned()], LANES).await?;
         let mut is_complete = lanes.len() < LANES;
-        let (situation, now) = (Situation::read(self, &lanes).await?, self.now());
-        let over = self.expired_in_group(group, now).await?;
+        let (situation, now) = (Situation::read(&store, &lanes).await?, self.now());
+        let over = store.expired_in_group(group, now).await?;
         let mut reasons: BTreeMap<(Reason, String), (Why, u64)> = BTreeMap::new();
         let mut add = |why: Why, jobs: u64| {
             if jobs > 0 {
@@ -92,7 +93,7 @@ impl Store {
             }
         };
         for lane in &lanes {
-            let counts = self.waiting_in_lane(lane, now).await?;
+            let counts = store.waiting_in_lane(lane, now).await?;
             let expired = "they have expired, and no worker starts them; a cleaner archives them, so check that recruiter-cleaner runs";
             let over = over.get(lane).copied().unwrap_or(0).min(counts.due);
             add(Why::new(Reason::Expired, expired), over);
@@ -119,7 +120,7 @@ impl Store {
                 continue;
             }
             let mut known = due;
-            let sample = self.policies_of_due_jobs(std::slice::from_ref(lane), POLICIES).await?;
+            let sample = store.policies_of_due_jobs(std::slice::from_ref(lane), POLICIES).await?;
             is_complete &= sample.len() < POLICIES;
             for policies in sample {
                 if let Some(why) = situation.why_unknown(lane, &policies).filter(|_| known > 0) {
@@ -163,7 +164,7 @@ async fn why(store: &Store, job: &Job) -> Result<Why, StoreError> {
 }
 
 async fn why_running(store: &Store, worker: WorkerId) -> Result<Why, StoreError> {
-    let (Workers(workers), now) = (Workers::find(store).await?, store.now());
+    let (Presence(workers), now) = (Presence::find(store).await?, store.now());
     let holder = workers.iter().find(|other| other.id() == Some(worker));
     Ok(match holder {
         Some(holder) if holder.is_alive() && !holder.is_late() => Why::new(Reason::Running, format!("it runs on worker {worker}")),

@@ -21,7 +21,7 @@ use crate::{
     limits::{InUse, Limit, Maintenance, Pause, Rate, RateCell, Refusal, Settings},
     lines::Head,
     mongo::{Store, StoreError},
-    operator::presence::{Leader, Worker, Workers},
+    operator::presence::{Leader, Presence, Worker},
     roster::{PermitHolder, free_slots_of},
 };
 
@@ -32,7 +32,7 @@ const NAMED: usize = 3;
 #[derive(Clone, Debug)]
 pub struct Situation {
     leader: Leader,
-    workers: Workers,
+    workers: Presence,
     settings: Settings,
     holders: Vec<PermitHolder>,
     /// Number of jobs that use each resource.
@@ -50,7 +50,7 @@ impl Situation {
     /// When MongoDB cannot be used.
     pub async fn read(store: &Store, lanes: &[Lane]) -> Result<Self, StoreError> {
         let now = store.now();
-        let (leader, workers) = (Leader::find(store).await?, Workers::find(store).await?);
+        let (leader, workers) = (Leader::find(store).await?, Presence::find(store).await?);
         let (settings, holders) = (store.settings().await?, store.permit_holders().await?);
         let held: HashSet<&str> = holders.iter().flat_map(|holder| &holder.permits).map(String::as_str).collect();
         let mut used: HashMap<String, usize> = HashMap::new();
@@ -77,7 +77,7 @@ impl Situation {
     }
 
     /// The workers.
-    pub fn workers(&self) -> &Workers {
+    pub fn workers(&self) -> &Presence {
         &self.workers
     }
 
@@ -107,7 +107,7 @@ impl Situation {
         Some(Why::new(Reason::WorkerSilent, format!("{reason}: {}", self.silent(&silent))))
     }
 
-    /// Workers that do not answer, and what to do.
+    /// Presence that do not answer, and what to do.
     fn silent(&self, workers: &[&Worker]) -> String {
         let named: Vec<String> = workers.iter().take(NAMED).map(|worker| worker.described(self.now)).collect();
         let more = if workers.len() > NAMED { format!(" and {} more", workers.len() - NAMED) } else { String::new() };

@@ -4,12 +4,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, doc};
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
-use recruiter_common::{
-    enqueue::NewJob,
-    job::bundle::MOST_ITEMS,
-    limits::{Limit, set_limit},
-    topics::Pattern,
-};
+use recruiter_common::{enqueue::NewJob, job::bundle::MOST_ITEMS, limits::Limit, topics::Pattern};
 use tokio::task::JoinSet;
 
 use super::{
@@ -89,7 +84,7 @@ impl BurnDown {
         };
         for (name, capacity) in [("all", self.capacity), ("key:*", self.keys.map(|_| 1))] {
             if capacity.is_some() {
-                set_limit(&stage.store, name, Limit { capacity, rate: None }).await?;
+                stage.store.limits().set(name, Limit { capacity, rate: None }).await?;
             }
         }
         let ends = Ends::of(self.jobs, self.keep_failures);

@@ -197,7 +197,7 @@ async fn groups_with_jobs(store: &impl Database, kinds: &[&Kind]) -> Result<BTre
     if let Some(named) = named.filter(|named| named.len() <= 1) {
         return Ok(named.into_iter().map(str::to_owned).collect());
     }
-    Ok(taken_groups(kinds, store.groups().await?))
+    Ok(taken_groups(kinds, store.ungated_groups().await?))
 }
 
 /// Those of these groups that workers of these kinds take.

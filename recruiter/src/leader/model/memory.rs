@@ -326,7 +326,7 @@ impl Database for Memory {
         Ok(BTreeSet::new())
     }
 
-    async fn groups(&self) -> Result<BTreeSet<String>, StoreError> {
+    async fn ungated_groups(&self) -> Result<BTreeSet<String>, StoreError> {
         Ok(self.lanes().filter(|lane| lane.gate.is_none()).map(|lane| lane.group).collect())
     }
 
