@@ -18,10 +18,9 @@ use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
     job::FinishReason,
-    roster::ProcessIdentity,
     service::Watchdog,
     shutdown::{Shutdown, Wake, pause},
-    store::{ConnectArgs, Store, StoreError},
+    store::{ConnectArgs, ProcessIdentity, Store, StoreError},
     telemetry::{chain, milliseconds},
 };
 

@@ -4,7 +4,7 @@
 
 use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
 use procfs::process::Process;
-use recruiter_common::roster::ProcessIdentity;
+use recruiter_common::store::ProcessIdentity;
 
 /// Whether the process `there` can be inspected by the process `here`: both have the same boot id and pid namespace.
 pub(crate) fn is_here(here: &ProcessIdentity, there: &ProcessIdentity) -> bool {

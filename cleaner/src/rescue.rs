@@ -22,11 +22,13 @@ use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
     instant::later,
-    job::{FinishReason, Held, IfWorkerDies, Job, holder_of},
-    roster::RegisteredWorker,
+    job::{FinishReason, IfWorkerDies, Job},
     service::Watchdog,
     shutdown::Shutdown,
-    store::{Archival, BATCH_BYTES, CommitSession, Ending, Hint, LockedJobs, Recorded, Rescheduling, Store, StoreError, cut},
+    store::{
+        Archival, BATCH_BYTES, CommitSession, Ending, Held, Hint, LockedJobs, Recorded, RegisteredWorker, Rescheduling, Store, StoreError,
+        cut, holder_of,
+    },
     telemetry::chain,
 };
 

@@ -21,9 +21,8 @@ use std::{
 
 use recruiter_common::{
     ids::WorkerId,
-    roster::{ProcessIdentity, RegisteredWorker},
     shutdown::Shutdown,
-    store::{Store, StoreError},
+    store::{ProcessIdentity, RegisteredWorker, Store, StoreError},
     telemetry::chain,
 };
 

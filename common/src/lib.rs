@@ -86,6 +86,8 @@
 //! | `process` | what the three programs are besides Recruiter: logs, exit codes, the service manager |
 //! | `store` | the operations of the three programs: what the rooms export for them |
 
+#![cfg_attr(not(feature = "protocol"), allow(dead_code, unreachable_pub, unused_imports, reason = "the programs use it"))]
+
 mod base;
 pub mod consumers;
 mod cycle;
@@ -102,27 +104,32 @@ mod mongo;
 mod operator;
 mod process;
 pub mod retry_policy;
-pub mod roster;
+mod roster;
 pub mod schedules;
+#[cfg(feature = "protocol")]
 pub mod store;
 pub mod unique;
 pub mod wait;
 
-#[cfg(feature = "opentelemetry")]
+#[cfg(all(feature = "opentelemetry", feature = "protocol"))]
 pub use self::base::traces;
+pub use self::{
+    base::failure,
+    operator::{control, why, workers},
+};
 #[cfg(feature = "process")]
 pub use self::{
     base::flags,
     process::{exit, logging, secrets},
 };
+#[cfg(feature = "protocol")]
 pub use self::{
-    base::{clock, failure, ids, instant, json, shutdown, task, telemetry, text, topics},
-    operator::{control, presence, why, workers},
+    base::{clock, ids, instant, json, shutdown, task, telemetry, text, topics},
     process::service,
-    wait::finished,
 };
 
 /// A job as JSON, read and written, and what workers declare about classes.
+#[cfg(feature = "protocol")]
 pub mod spec {
     pub use crate::enqueue::{
         class_defaults::{ClassDefaults, Classes},
@@ -136,27 +143,24 @@ pub use mongodb;
 pub use self::{
     base::{
         failure::Failure,
-        ids::{GraphId, JobId},
+        ids::{GraphId, JobId, WorkerId},
         instant::Instant,
         topics::{InvalidTopic, Pattern},
     },
     enqueue::{Defaults, EnqueueError, Enqueued, NewJob, Outcome, Retry, Workable},
     events::{Event, Events, EventsError, Received},
-    graphs::Graph,
-    job::{
-        FinishReason, Keep, Priority,
-        edge::{Edge, When},
-    },
+    graphs::{Edge, Graph, When},
+    job::{FinishReason, Keep, Priority},
     limits::{Limit, Rate},
-    mongo::{Client, ConnectArgs, ConnectError, Store, StoreError},
-    operator::why::{Reason, Why},
+    mongo::{Client, ConnectArgs, ConnectError, StoreError},
+    operator::{
+        select::{JobFilter, Listed, Page, StateFilter},
+        why::{Reason, Why},
+    },
     retry_policy::{
         Decision, DoNotDoItAgain, ExponentialBackoff, History, InvalidPolicy, RetriableExceptionFilter, RetryForever, RetryManyTimes,
         RetryPolicy, SelectByException, TimeTable,
     },
     unique::{InvalidUnique, OnConflict, Unique, UniqueScope},
-    wait::{
-        WaitError,
-        finished::{JobResult, ResultError},
-    },
+    wait::{JobResult, ResultError, WaitError},
 };

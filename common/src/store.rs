@@ -1,28 +1,48 @@
-//! The operations of the three programs.
+//! The operations of the three programs. With the feature `protocol`; nothing of it is for applications, and it changes with each release.
 
 pub use crate::mongo::{Store, current_operation, schema};
 pub use crate::{
-    consumers::MOST_CONSUMERS,
+    consumers::operations::MOST_CONSUMERS,
     cycle::{
         BATCH_BYTES, Conditions, DueJobs, GuardedWrite, HeartbeatReply, LeaderLease, LockedJobs, NotKept, Observed, Offer, Planned,
         Registration, Start, ToStart,
     },
-    events::RingPart,
-    files::FilesStep,
+    enqueue::waiting::Waiting as WaitingJob,
+    events::subscribers::RingPart,
+    files::bucket::FilesStep,
+    graphs::continuation::continuation,
     hints::{AssignedJobs, EVERY_GROUP, Hint, Hints, HintsAddress, HintsAt, Hub, InvalidHintsAddress, Listener},
     job::{
         StoredJob,
+        document::{Held, holder_of},
+        edge::{End, Unsatisfiable, edges_of},
         effects::Ending,
         ending::{Archival, Progress, Recorded},
+        gate::{
+            LONGEST_GATE, Permit, gate_of, gate_of_line, group_of_resource, line_of_gate, permit_name, resource_and_number,
+            resource_of_group, resources_in,
+        },
         lane::{Lane, Position, ScheduledJob},
         rescheduling::Rescheduling,
     },
-    limits::{FastLimits, GroupBacklog, KeptCells, LARGEST_CAP, RateCell},
+    limits::{
+        cells::{FastLimits, KeptCells, RateCell},
+        groups::GroupBacklog,
+        refusal::{InUse, Refusal},
+        window::Maintenance,
+    },
     lines::Head,
     mongo::{Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, cut, lossy},
     operator::{
-        COUNTED, Covered, Finished, JobFilter, LOOK_LIMIT, LaneCounts, Listed, Match, OtherClasses, Page, Reasons, RetentionPosition,
-        RetentionStep, Retrial, SAMPLED, StateFilter, Unfinished, Waiting, Walk,
+        COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, RetentionPosition, RetentionStep, Retrial, SAMPLED,
+        Unfinished, Waiting, Walk,
+        control::export::Exported,
+        select::LOOK_LIMIT,
+        why::situation::{Situation, paused_by},
     },
-    schedules::Advance,
+    roster::{
+        Assignment, AvailableWorker, ClassSlots, Offered, PermitHolder, Permits, ProcessIdentity, RegisteredWorker, Request, Wanted,
+        WorkOn, free_slots, free_slots_of,
+    },
+    schedules::{definition::id_of_slot, runs::Advance},
 };

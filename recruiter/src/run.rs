@@ -5,10 +5,9 @@ use std::{env, path::PathBuf, time::Duration};
 use clap::Args;
 use recruiter_common::{
     exit::Exit,
-    roster::ProcessIdentity,
     service::Watchdog,
     shutdown::Shutdown,
-    store::{ConnectArgs, HintsAddress, HintsAt, Store},
+    store::{ConnectArgs, HintsAddress, HintsAt, ProcessIdentity, Store},
     task::as_task,
 };
 

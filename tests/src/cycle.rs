@@ -14,9 +14,10 @@ use bson::{doc, oid::ObjectId};
 use recruiter_common::{
     enqueue::Workable,
     ids::JobId,
-    limits::{Limit, Rate, gate_of_line},
+    limits::{Limit, Rate},
     schedules::{Missed, Schedule},
     shutdown::pause,
+    store::gate_of_line,
 };
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 

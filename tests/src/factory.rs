@@ -8,8 +8,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Claim, FinishReason, IfWorkerDies, Job},
     retry_policy::RetryManyTimes,
-    roster::{ProcessIdentity, WorkOn},
-    store::{Channel, Registration, Start, Store, ToStart},
+    store::{Channel, ProcessIdentity, Registration, Start, Store, ToStart, WorkOn},
 };
 
 use crate::mongo::TestDatabase;

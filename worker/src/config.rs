@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use recruiter_common::{enqueue::LONGEST_NAME, roster::WorkOn};
+use recruiter_common::{enqueue::LONGEST_NAME, store::WorkOn};
 
 /// Default number of jobs at a time.
 pub const DEFAULT_CONCURRENCY: u32 = 10;

@@ -90,9 +90,8 @@ use std::{num::NonZeroU32, sync::Arc};
 
 use recruiter_common::{
     retry_policy::{Parameters, RetryPolicies},
-    roster::ProcessIdentity,
     service::Notifier,
-    store::Store,
+    store::{ProcessIdentity, Store},
     task::as_task,
 };
 

@@ -11,8 +11,8 @@ use bson::Bson;
 use futures_util::{FutureExt, future::BoxFuture};
 use recruiter_common::{
     failure::{self, Failure},
-    roster::ClassSlots,
     spec::ClassDefaults,
+    store::ClassSlots,
     telemetry::{chain, of_bson},
 };
 

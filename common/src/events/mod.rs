@@ -26,7 +26,7 @@ mod stream;
 pub(crate) mod subscribers;
 mod tell;
 
-pub use self::subscribers::RingPart;
+pub(crate) use self::subscribers::RingPart;
 pub use self::{
     event::Event,
     publish::flush,

@@ -22,7 +22,6 @@
 
 pub(crate) mod bucket;
 
-pub use self::bucket::FilesStep;
 use std::{io, time::Duration};
 
 use bson::Bson;

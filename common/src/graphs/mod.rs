@@ -33,17 +33,14 @@
 //! | `operations` | the jobs of a graph and their states; the inputs of a job |
 
 mod builder;
-mod continuation;
+pub(crate) mod continuation;
 pub(crate) mod ends;
 mod file;
 mod inputs;
 mod operations;
 
-pub use self::{builder::Graph, continuation::continuation, inputs::InputError, operations::GraphJob};
+pub use self::{builder::Graph, inputs::InputError, operations::GraphJob};
 pub use crate::{
-    enqueue::{
-        invalid_graph::{InvalidGraph, MOST_CONTINUATION_BYTES, MOST_EDGES, MOST_JOBS},
-        waiting::Waiting,
-    },
-    job::edge::{Edge, End, InvalidEdge, NOT_NEEDED, PARENT_FAILED, PARENT_GONE, Unsatisfiable, When, edges_of},
+    enqueue::invalid_graph::{InvalidGraph, MOST_CONTINUATION_BYTES, MOST_EDGES, MOST_JOBS},
+    job::edge::{Edge, InvalidEdge, NOT_NEEDED, PARENT_FAILED, PARENT_GONE, When},
 };

@@ -4,7 +4,7 @@
 //! every field). These values are copies: only the operations of [`store`](crate::store) change a job, each under its own guard.
 
 pub mod bundle;
-mod document;
+pub(crate) mod document;
 pub(crate) mod edge;
 pub(crate) mod effects;
 pub(crate) mod ending;
@@ -23,9 +23,10 @@ pub(crate) mod stored_policy;
 
 use bson::{Bson, RawDocumentBuf};
 
+pub(crate) use self::document::Held;
 use self::{bundle::Bundle, edge::edges_of};
 pub use self::{
-    document::{CorruptJob, Held, StoredJob, holder_of},
+    document::{CorruptJob, StoredJob},
     execution::{Claim, Execution, IfWorkerDies, KEPT_EXECUTIONS},
     finish_reason::FinishReason,
     keep::Keep,

@@ -232,7 +232,7 @@ mod tests {
             NewJob,
             spec::{JobSpec, UnknownPolicies},
         },
-        graphs::continuation,
+        graphs::continuation::continuation,
         job::Job,
         operator::control::{Revision, again::again},
         schedules::template::{job_of as job_of_template, template_of as template_of_job},

@@ -20,13 +20,15 @@ pub(crate) mod groups;
 mod operations;
 mod pause;
 mod rate;
-mod refusal;
+pub(crate) mod refusal;
 pub(crate) mod settings;
-mod window;
+pub(crate) mod window;
 
-pub use self::{
-    cells::{FastLimits, KeptCells, RateCell},
-    groups::{GroupBacklog, LARGEST_CAP},
+pub use self::groups::LARGEST_CAP;
+pub(crate) use self::{
+    cells::RateCell,
+    refusal::{InUse, Refusal},
+    window::Maintenance,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,14 +39,10 @@ pub use self::{
     operations::{Groups, Limits, Pauses, SettingError},
     pause::{Pause, Paused},
     rate::Rate,
-    refusal::{InUse, Refusal},
-    window::{Maintenance, MaintenanceWindow},
+    window::MaintenanceWindow,
 };
 use crate::job::gate::{LINE, SEPARATOR};
-pub use crate::job::gate::{
-    LONGEST_GATE, Permit, gate_of, gate_of_line, group_of_resource, line_of_gate, permit_name, resource_and_number, resource_of_group,
-    resources_in,
-};
+use crate::job::gate::{LONGEST_GATE, group_of_resource, line_of_gate};
 pub use crate::mongo::schema::{LARGEST_CAPACITY, MOST_WINDOWS};
 
 /// The weights that a group can have.
@@ -198,6 +196,7 @@ pub fn check_limit_name(name: &str) -> Result<(), InvalidSetting> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::gate::{Permit, gate_of, permit_name, resource_and_number, resources_in};
 
     #[test]
     fn a_limit_is_found_by_name_and_else_by_the_longest_prefix() {

@@ -11,7 +11,7 @@
 
 pub mod control;
 pub(crate) mod expiry;
-pub mod presence;
+pub(crate) mod presence;
 pub(crate) mod retention;
 pub(crate) mod select;
 pub(crate) mod views;
@@ -22,6 +22,6 @@ pub mod workers;
 pub use self::{
     control::operations::Retrial,
     retention::{Covered, OtherClasses, Reasons, RetentionPosition, RetentionStep},
-    select::{JobFilter, LOOK_LIMIT, Listed, Match, Page, StateFilter, Walk},
+    select::{Match, Walk},
     views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting},
 };

@@ -4,14 +4,14 @@
 //! who made it and when. The worker reads it with its next heartbeat, and at once after a hint. So it needs no connection to the machine of
 //! the worker. A request concerns one session: a worker process that is started again takes jobs.
 
-pub use crate::roster::{Request, Wanted};
+pub use super::presence::{Leader, Presence, Worker};
+pub use crate::roster::{Request, Wanted, WorkOn};
 use bson::Document;
 
 use crate::{
     base::{ids::WorkerId, numbers::integer},
     hints::Hint,
     mongo::{Client, Store, StoreError, lossy},
-    operator::presence::Presence,
 };
 
 /// A change of what is wanted of workers.

@@ -35,7 +35,7 @@
 //! | `error` | invalid schedules, failed changes |
 //! | `document`, `template`, `fields` | the stored form |
 
-mod definition;
+pub(crate) mod definition;
 mod document;
 mod error;
 mod fields;
@@ -45,9 +45,8 @@ pub(crate) mod runs;
 pub(crate) mod template;
 mod timing;
 
-pub use self::runs::Advance;
 pub use self::{
-    definition::{Declared, Schedule, id_of_slot},
+    definition::{Declared, Schedule},
     document::{Paused, Run, Skipped, StoredSchedule},
     error::{InvalidSchedule, ScheduleError},
     operations::Schedules,

@@ -20,7 +20,7 @@
 //! | `error` | why a wait has no result |
 
 mod error;
-pub mod finished;
+pub(crate) mod finished;
 mod listener;
 mod waiters;
 
@@ -29,9 +29,12 @@ use std::time::Duration;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::task::JoinHandle;
 
-pub use self::error::WaitError;
+pub use self::{
+    error::WaitError,
+    finished::{JobResult, ResultError},
+};
 use self::{
-    finished::{JobResult, ResultError, result_in},
+    finished::result_in,
     listener::{AGAIN_AFTER, listen},
 };
 use crate::{

@@ -14,6 +14,7 @@ use bson::doc;
 use clap::{Args, builder::BoolishValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
+    JobFilter,
     control::{Alteration, Change, Changed, Refusal, Report},
     exit::Exit,
     ids::JobId,
@@ -21,7 +22,7 @@ use recruiter_common::{
     job::Priority,
     shutdown::Shutdown,
     spec::{duration_of_text, id_of_text, instant_of_text},
-    store::{ConnectArgs, ConnectError, JobFilter, Store},
+    store::{ConnectArgs, ConnectError, Store},
 };
 
 use super::{

@@ -5,10 +5,11 @@ use std::{io::Write, ops::ControlFlow};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use recruiter_common::{
+    JobFilter,
     exit::Exit,
     instant::Instant,
     shutdown::Shutdown,
-    store::{ConnectArgs, JobFilter, Store},
+    store::{ConnectArgs, Store},
 };
 
 use super::{

@@ -7,10 +7,10 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _},
 };
 use recruiter_common::{
+    JobFilter, StateFilter,
     instant::Instant,
     job::{FinishReason, Stage},
     spec::{duration_of_text, instant_of_text},
-    store::{JobFilter, StateFilter},
 };
 
 use super::{exit::usage, output::printable};

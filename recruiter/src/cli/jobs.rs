@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use bson::{Bson, Document, RawDocumentBuf};
 use clap::{Args, Subcommand};
 use recruiter_common::{
-    Reason,
+    JobFilter, Page, Reason,
     control::Change,
     failure::Failure,
     ids::JobId,
@@ -21,7 +21,7 @@ use recruiter_common::{
     retry_policy::RetryPolicies,
     shutdown::Shutdown,
     spec::{duration_of_text, id_of_text},
-    store::{ConnectArgs, JobFilter, LOOK_LIMIT, Page, Store, lossy},
+    store::{ConnectArgs, LOOK_LIMIT, Store, lossy},
 };
 
 use super::{

@@ -7,10 +7,8 @@ use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     flags::name_of_text,
-    limits::{self, Limit, Pause, Paused, Rate, SettingError, Settings, resource_and_number},
-    roster::PermitHolder,
-    store::{ConnectArgs, LARGEST_CAP, Store},
-    why::paused_by,
+    limits::{LARGEST_CAP, LARGEST_CAPACITY, Limit, Pause, Paused, Rate, SettingError, Settings, check_limit_name},
+    store::{ConnectArgs, PermitHolder, Store, group_of_resource, paused_by, resource_and_number, resource_of_group},
 };
 
 use super::{
@@ -70,7 +68,7 @@ enum LimitsCommand {
 #[group(required = true, multiple = true)]
 pub(super) struct LimitArgs {
     /// How many jobs may run at a time
-    #[arg(long, env = "RECRUITER_LIMIT_CAPACITY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(limits::LARGEST_CAPACITY)))]
+    #[arg(long, env = "RECRUITER_LIMIT_CAPACITY", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(LARGEST_CAPACITY)))]
     capacity: Option<u32>,
     /// How often jobs may start: 100/1s, or '100/1s burst 20'
     #[arg(long, env = "RECRUITER_LIMIT_RATE", value_name = "RATE")]
@@ -115,16 +113,16 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
         LimitsCommand::List { format } => list(&asking(connect).await?, format, out).await,
         LimitsCommand::Show { name, format } => show(&asking(connect).await?, &name, format, out).await,
         LimitsCommand::Set { name, limit, most_waiting } => {
-            limits::check_limit_name(&name).map_err(usage)?;
+            check_limit_name(&name).map_err(usage)?;
             if most_waiting.is_some()
-                && let Some(group) = limits::group_of_resource(&name)
+                && let Some(group) = group_of_resource(&name)
             {
                 return Err(usage(anyhow!("`recruiter groups set --most-waiting N {group}` sets how many jobs may wait in a group")));
             }
             let store = Store::connect(connect.clone(), "recruiter limits").await?;
             let limit = Limit { capacity: limit.capacity, rate: limit.rate };
             store.limits().set(&name, limit).await.map_err(refused)?;
-            if limits::group_of_resource(&name).is_none() {
+            if group_of_resource(&name).is_none() {
                 store.limits().set_most_waiting(&name, most_waiting).await.map_err(refused)?;
             }
             Ok(writeln!(out, "{} has a limit: {}{}", printable(&name, 256), described(limit), and_waiting(most_waiting))?)
@@ -137,7 +135,7 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
                 return Ok(writeln!(out, "would remove the limit of {}: {}", printable(&name, 256), described(limit))?);
             }
             store.limits().remove(&name).await.map_err(refused)?;
-            let effect = if limits::group_of_resource(&name).is_some() { "its jobs have no limit" } else { "jobs that name it wait" };
+            let effect = if group_of_resource(&name).is_some() { "its jobs have no limit" } else { "jobs that name it wait" };
             Ok(writeln!(out, "removed the limit of {}: {effect}", printable(&name, 256))?)
         }
     }
@@ -168,7 +166,7 @@ fn and_waiting(most: Option<u64>) -> String {
 /// The limits of resources and of groups, by the name of their permits.
 fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
     let groups = settings.groups.iter().filter(|(_, group)| group.limit != Limit::default());
-    let groups = groups.map(|(name, group)| (limits::resource_of_group(name), group.limit));
+    let groups = groups.map(|(name, group)| (resource_of_group(name), group.limit));
     settings.limits.iter().map(|(name, limit)| (name.clone(), *limit)).chain(groups)
 }
 

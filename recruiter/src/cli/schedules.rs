@@ -10,11 +10,10 @@ use recruiter_common::{
     NewJob,
     exit::Exit,
     instant::Instant,
-    roster::ProcessIdentity,
     schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
     spec::UnknownPolicies,
-    store::{ConnectArgs, Store},
+    store::{ConnectArgs, ProcessIdentity, Store},
 };
 
 use super::{

@@ -13,8 +13,8 @@ use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
     job::FinishReason,
-    store::{COUNTED, ConnectArgs, Finished, Lane, NotKept, SAMPLED, Store, Waiting},
-    why::{Situation, Why},
+    store::{COUNTED, ConnectArgs, Finished, Lane, NotKept, SAMPLED, Situation, Store, Waiting},
+    why::Why,
 };
 use serde_json::{Value, json};
 

@@ -10,8 +10,7 @@ use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     limits::{Pause, Settings},
-    roster::{AvailableWorker, PermitHolder},
-    store::{Channel, DueJobs, FastLimits, Head, Hint, Lane, Planned, RateCell, Store, StoreError},
+    store::{AvailableWorker, Channel, DueJobs, FastLimits, Head, Hint, Lane, PermitHolder, Planned, RateCell, Store, StoreError},
 };
 
 /// Number of further jobs per slot that a search asks for, so that the next rounds need not search.

@@ -9,8 +9,7 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, RoundId, WorkerId},
-    roster::{AvailableWorker, ClassSlots, WorkOn},
-    store::{Channel, Lane},
+    store::{AvailableWorker, Channel, ClassSlots, Lane, WorkOn},
 };
 
 /// Tolerance before a heartbeat is overdue: by default the roster is read at least once per second.

@@ -9,9 +9,7 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
-    limits::Refusal,
-    roster::Permits,
-    store::{Lane, Position, ScheduledJob},
+    store::{Lane, Permits, Position, Refusal, ScheduledJob},
 };
 
 use super::{
@@ -214,8 +212,7 @@ mod tests {
     use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
     use recruiter_common::{
         limits::{GroupSettings, Limit, Settings},
-        roster::{AvailableWorker, ClassSlots},
-        store::KeptCells,
+        store::{AvailableWorker, ClassSlots, KeptCells},
     };
 
     use super::*;

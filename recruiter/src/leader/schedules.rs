@@ -24,9 +24,9 @@ use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::JobId,
     instant::Instant,
-    schedules::{MOST_MISSED, Missed, Overlap, Run, Schedule, StoredSchedule, id_of_slot},
+    schedules::{MOST_MISSED, Missed, Overlap, Run, Schedule, StoredSchedule},
     shutdown::Shutdown,
-    store::{Advance, CommitSession, Store, StoreError, lossy},
+    store::{Advance, CommitSession, Store, StoreError, id_of_slot, lossy},
     telemetry::chain,
 };
 

@@ -7,9 +7,8 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    limits::{Permit, Rate},
-    roster::PermitHolder,
-    store::{AssignedJobs, FastLimits, KeptCells, Planned, RateCell},
+    limits::Rate,
+    store::{AssignedJobs, FastLimits, KeptCells, Permit, PermitHolder, Planned, RateCell},
 };
 
 use crate::setting::{Setting, TERM};

@@ -7,8 +7,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::{Claim, Job},
-    limits::Permit,
-    store::{Recorded, Start, ToStart},
+    store::{Permit, Recorded, Start, ToStart},
     unique::Unique,
 };
 use recruiter_tests::{

@@ -3,10 +3,11 @@
 use bson::{Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
+    JobFilter, Page, StateFilter,
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     spec::ClassDefaults,
-    store::{CommitSession, JobFilter, Page, Recorded, Rescheduling, Retrial, StateFilter, Walk},
+    store::{CommitSession, Recorded, Rescheduling, Retrial, Walk},
 };
 use recruiter_tests::factory::in_ms;
 

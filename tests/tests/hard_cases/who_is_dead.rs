@@ -20,9 +20,8 @@ use recruiter_common::{
     ids::JobId,
     job::StoredPolicy,
     retry_policy::{DoNotDoItAgain, Parameters, RetryManyTimes, RetryPolicies},
-    roster::ProcessIdentity,
     shutdown::pause,
-    store::Registration,
+    store::{ProcessIdentity, Registration},
 };
 use recruiter_tests::{
     factory::{self, again},

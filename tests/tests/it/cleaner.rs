@@ -7,8 +7,7 @@ use recruiter_common::{
     enqueue::NewJob,
     ids::{StartId, WorkerId},
     retry_policy::RetryForever,
-    roster::ProcessIdentity,
-    store::Registration,
+    store::{ProcessIdentity, Registration},
 };
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use bson::doc;
 use recruiter_common::{
+    JobFilter,
     control::{Alteration, Change, Changed, Refusal},
     enqueue::NewJob,
     ids::{JobId, WorkerId},
     job::Priority,
     retry_policy::RetryManyTimes,
     shutdown::{Shutdown, pause},
-    store::JobFilter,
     workers::{Chosen, WorkerChange},
 };
 use recruiter_tests::{

@@ -6,13 +6,13 @@ use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use chrono::TimeDelta;
 use futures_util::TryStreamExt as _;
 use recruiter_common::{
-    JobId, NewJob, Pattern, Store,
+    JobId, NewJob, Pattern,
     consumers::ConsumerError,
     job::FinishReason,
     limits::{Limit, Rate},
     messages::From,
     schedules::Schedule,
-    store::{Registration, lossy},
+    store::{Registration, Store, lossy},
     unique::Unique,
 };
 use recruiter_tests::{

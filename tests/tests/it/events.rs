@@ -6,7 +6,7 @@ use std::{
 };
 
 use bson::doc;
-use recruiter_common::{Failure, JobId, NewJob, RetryManyTimes, Store, Workable};
+use recruiter_common::{Failure, JobId, NewJob, RetryManyTimes, Workable, store::Store};
 use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use bson::{Document, doc};
 use chrono::TimeDelta;
 use recruiter_common::{
-    EnqueueError, JobId, NewJob, Store,
+    EnqueueError, JobId, NewJob,
     failure::Failure,
     ids::WorkerId,
     instant::Instant,
-    store::{CommitSession, Rescheduling},
+    store::{CommitSession, Rescheduling, Store},
 };
 use recruiter_tests::{
     factory::{in_ms, minimal_job, read, start, started, to_start},

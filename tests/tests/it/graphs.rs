@@ -6,13 +6,14 @@ use bson::{Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Store, Unique, Workable,
+    Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Unique, Workable,
     control::{Change, Changed, Refusal, Revision},
     graphs::InvalidGraph,
     ids::GraphId,
     job::Stage as JobStage,
     shutdown::pause,
     spec::{JobSpec, UnknownPolicies},
+    store::Store,
 };
 use recruiter_tests::{
     diary::Diary,

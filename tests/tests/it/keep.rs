@@ -13,11 +13,11 @@ use chrono::TimeDelta;
 use recruiter_common::{
     Defaults, Keep,
     enqueue::{NewJob, Workable},
-    finished::JobResult,
     ids::{JobId, WorkerId},
     job::FinishReason,
     shutdown::pause,
     store::{Archival, CommitSession, Ending, Recorded, Rescheduling, Store},
+    wait::JobResult,
 };
 use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},

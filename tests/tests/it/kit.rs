@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use bson::doc;
-use recruiter_common::{NewJob, RetryManyTimes, Workable, store::JobFilter};
+use recruiter_common::{JobFilter, NewJob, RetryManyTimes, Workable};
 use recruiter_testing::{Drain, DrainError, Inline, InlineError, NotAlone, enqueued, run_inline};
 use recruiter_tests::{
     diary::Diary,

@@ -11,8 +11,8 @@ use std::{
 use bson::{Document, doc, oid::ObjectId};
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
-    ConnectArgs, Decision, Failure, FinishReason, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Store, Workable,
-    shutdown::pause,
+    ConnectArgs, Decision, Failure, FinishReason, History, JobId, JobResult, NewJob, RetryManyTimes, RetryPolicy, Workable,
+    shutdown::pause, store::Store,
 };
 use recruiter_tests::{
     diary::Diary,

@@ -11,10 +11,10 @@ use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::{JobId, RoundId, StartId, WorkerId},
     job::Priority,
-    limits::{Limit, Paused, Permit, Rate, SettingError},
+    limits::{Limit, Paused, Rate, SettingError},
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{AssignedJobs, Hint},
+    store::{AssignedJobs, Hint, Permit},
 };
 use recruiter_tests::{
     ledger::{Entry, Event, Line, monotonic_ms},

@@ -11,10 +11,10 @@ use recruiter_common::{
     enqueue::{NewJob, Outcome, Workable as _},
     ids::{JobId, WorkerId},
     job::{FinishReason, Priority},
-    limits::{Paused, gate_of_line},
+    limits::Paused,
     retry_policy::RetryManyTimes,
     shutdown::pause,
-    store::{Archival, CommitSession, Ending, Recorded},
+    store::{Archival, CommitSession, Ending, Recorded, gate_of_line},
     unique::{OnConflict, Unique},
 };
 use recruiter_tests::{

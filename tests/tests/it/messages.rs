@@ -5,9 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use bson::doc;
 use nix::sys::signal::Signal;
 use recruiter_common::{
-    Pattern, Store,
+    Pattern,
     messages::{From, Message, Messages, Position, PublishError, SubscribeError},
     shutdown::pause,
+    store::Store,
 };
 use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{

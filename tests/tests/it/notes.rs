@@ -115,7 +115,7 @@ impl Executable for Noting {
 
 struct Setting {
     database: TestDatabase,
-    store: recruiter_common::Store,
+    store: recruiter_common::store::Store,
     lost: std::sync::Arc<tokio::sync::Semaphore>,
     recruiter: Local,
     worker: Local,

@@ -4,11 +4,12 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use bson::{Document, doc};
 use recruiter_common::{
-    NewJob, RetryManyTimes, Store, Workable,
+    NewJob, RetryManyTimes, Workable,
     enqueue::EnqueueError,
     ids::JobId,
     limits::{Limit, Paused},
     shutdown::pause,
+    store::Store,
     workers::Wanted,
 };
 use recruiter_testing::Drain;

@@ -16,9 +16,9 @@ use recruiter_common::{
     enqueue::{NewJob, Workable},
     ids::JobId,
     instant::Instant,
-    schedules::{Declared, Missed, Overlap, Schedule, ScheduleError, id_of_slot},
+    schedules::{Declared, Missed, Overlap, Schedule, ScheduleError},
     shutdown::pause,
-    store::Store,
+    store::{Store, id_of_slot},
 };
 use recruiter_tests::{
     fail_points::FailPoint,

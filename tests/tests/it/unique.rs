@@ -14,13 +14,13 @@ use chrono::TimeDelta;
 use futures_util::TryStreamExt;
 use mongodb::ClientSession;
 use recruiter_common::{
-    Client, EnqueueError, Enqueued, Keep, NewJob, OnConflict, Outcome, Priority, Store, Unique, Workable,
+    Client, EnqueueError, Enqueued, Keep, NewJob, OnConflict, Outcome, Priority, Unique, Workable,
     control::{Change, Changed, Refusal},
     failure::Failure,
     ids::{JobId, WorkerId},
     job::{Claim, FinishReason, Job},
     shutdown::pause,
-    store::{Archival, CommitSession, Ending, Recorded, Rescheduling},
+    store::{Archival, CommitSession, Ending, Recorded, Rescheduling, Store},
     telemetry::chain,
 };
 use recruiter_tests::{

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bson::{Document, doc};
-use recruiter_common::{Store, enqueue::NewJob};
+use recruiter_common::{enqueue::NewJob, store::Store};
 use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     local::store,

@@ -6,9 +6,8 @@ use recruiter_common::{
     failure::Failure,
     job::Job,
     retry_policy::{RetryPolicies, RetryPolicy},
-    roster::ProcessIdentity,
     service::{Notifier, Watchdog},
-    store::Store,
+    store::{ProcessIdentity, Store},
 };
 
 use super::source::Source;

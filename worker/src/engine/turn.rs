@@ -12,8 +12,7 @@ use std::{
 
 use recruiter_common::{
     ids::{RoundId, WorkerId},
-    roster::{Assignment, Offered},
-    store::{Hint, Offer, Store},
+    store::{Assignment, Hint, Offer, Offered, Store},
     telemetry::chain,
 };
 

@@ -1,10 +1,10 @@
 //! Lists what the code under test has enqueued.
 
 use recruiter_common::{
-    Client, Workable,
+    Client, JobFilter, StateFilter, Workable,
     ids::JobId,
     job::Job,
-    store::{JobFilter, StateFilter, Store, StoreError, Walk},
+    store::{Store, StoreError, Walk},
 };
 
 use recruiter_worker::solo::deserialize;

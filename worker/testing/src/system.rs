@@ -6,9 +6,8 @@ use recruiter::run::RunArgs;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
     Client, EnqueueError, JobId, NewJob, WaitError, Workable,
-    graphs::End,
     shutdown::{Shutdown, Trigger},
-    store::{Store, StoreError, Unfinished},
+    store::{End, Store, StoreError, Unfinished},
 };
 use recruiter_worker::{Worker, WorkerConfig, WorkerError};
 use tokio::time::{interval, timeout};

@@ -8,7 +8,7 @@ use crate::{
     base::{ids::JobId, instant::Instant},
     enqueue::spec::JobSpec,
     job::{Job, JobState, StoredJob},
-    mongo::{Client, StoreError, cut},
+    mongo::{Store, StoreError, cut},
     operator::select::{JobFilter, StateFilter, Walk},
 };
 
@@ -34,7 +34,7 @@ impl JobFilter {
     }
 }
 
-impl Client {
+impl Store {
     /// Reads the jobs of a filter that was narrowed by [`JobFilter::narrowed_to_export`], each as the specification that enqueues it once more:
     /// without its id and its history, and with its due date only if that is to come. `each` can stop the export.
     ///
@@ -47,12 +47,11 @@ impl Client {
         filter: &JobFilter,
         mut each: impl FnMut(JobId, Exported) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, StoreError> {
-        let store = self.store();
         let mut walk = Walk::new(filter.clone());
         loop {
             let patience = Patience::new();
             let found = loop {
-                match store.next_matches(&mut walk).await {
+                match self.next_matches(&mut walk).await {
                     Err(error) if patience.allows(&error).await => {}
                     found => break found?,
                 }
@@ -62,7 +61,7 @@ impl Client {
                 let ids: Vec<JobId> = batch.iter().map(|found| found.job).collect();
                 let patience = Patience::new();
                 let mut stored = loop {
-                    match store.jobs_by_id(&ids).await {
+                    match self.jobs_by_id(&ids).await {
                         Err(error) if patience.allows(&error).await => {}
                         stored => break stored?,
                     }

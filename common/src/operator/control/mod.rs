@@ -17,7 +17,7 @@
 pub(crate) mod again;
 mod alteration;
 mod change;
-mod export;
+pub(crate) mod export;
 mod filter;
 mod graph;
 pub(crate) mod operations;
@@ -42,7 +42,6 @@ use self::{
 pub use self::{
     alteration::{Alteration, InvalidAlteration},
     change::{Change, Changed, Refusal},
-    export::Exported,
     filter::Contradiction,
     revision::{InvalidRevision, Revision},
 };

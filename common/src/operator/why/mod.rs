@@ -17,14 +17,12 @@
 //! ```
 
 mod reason;
-mod situation;
+pub(crate) mod situation;
 
 use std::collections::BTreeMap;
 
-pub use self::{
-    reason::{Reason, Why},
-    situation::{Situation, paused_by},
-};
+pub use self::reason::{Reason, Why};
+use self::situation::Situation;
 use super::{presence::Presence, views::policies_in};
 use crate::{
     base::{

@@ -11,9 +11,8 @@ use nix::sys::signal::Signal;
 use recruiter_common::{
     enqueue::NewJob,
     ids::{LeaseTerm, WorkerId},
-    roster::{ProcessIdentity, WorkOn},
     shutdown::pause,
-    store::{Channel, Hint, Registration, Store},
+    store::{Channel, Hint, ProcessIdentity, Registration, Store, WorkOn},
     telemetry::chain,
 };
 use tokio::{task::JoinSet, time::timeout};

@@ -15,9 +15,9 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
     job::{Execution, FinishReason, IfWorkerDies},
-    roster::{ProcessIdentity, WorkOn},
     store::{
-        Archival, AssignedJobs, Channel, CommitSession, Conditions, Ending, Hint, Lane, Offer, Planned, Registration, Start, Store, ToStart,
+        Archival, AssignedJobs, Channel, CommitSession, Conditions, Ending, Hint, Lane, Offer, Planned, ProcessIdentity, Registration,
+        Start, Store, ToStart, WorkOn,
     },
 };
 

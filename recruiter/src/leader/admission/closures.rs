@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use chrono::TimeDelta;
 use recruiter_common::{
     instant::Instant,
-    limits::{Maintenance, MaintenanceWindow, Settings},
+    limits::{MaintenanceWindow, Settings},
+    store::Maintenance,
 };
 
 /// How long before a window a job needs a permit. An assignment is started within this time, or not at all in most cases.

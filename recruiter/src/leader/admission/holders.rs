@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use recruiter_common::{
     ids::{JobId, WorkerId},
-    limits::resource_and_number,
+    store::resource_and_number,
 };
 
 /// Number of jobs that may wait in a worker for each permit that it holds.

@@ -25,9 +25,11 @@ use chrono::TimeDelta;
 use recruiter_common::{
     ids::{JobId, WorkerId},
     instant::Instant,
-    limits::{InUse, Limit, Pause, Permit, Rate, Refusal, Settings, group_of_resource, line_of_gate, permit_name, resource_of_group},
-    roster::{AvailableWorker, PermitHolder},
-    store::{KeptCells, Lane, ScheduledJob},
+    limits::{Limit, Pause, Rate, Settings},
+    store::{
+        AvailableWorker, InUse, KeptCells, Lane, Permit, PermitHolder, Refusal, ScheduledJob, group_of_resource, line_of_gate, permit_name,
+        resource_of_group,
+    },
 };
 
 use self::{

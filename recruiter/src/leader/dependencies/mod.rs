@@ -16,12 +16,11 @@ use std::{
 
 use recruiter_common::{
     failure::{self, Failure},
-    graphs::{End, Waiting},
     ids::JobId,
     instant::Instant,
     job::FinishReason,
     shutdown::{Shutdown, pause},
-    store::{Archival, CommitSession, Hint, Recorded, ScheduledJob, Store, StoreError, cut},
+    store::{Archival, CommitSession, End, Hint, Recorded, ScheduledJob, Store, StoreError, WaitingJob, cut},
     telemetry::chain,
 };
 use tokio::sync::mpsc;
@@ -207,7 +206,7 @@ impl<'a> Dependencies<'a> {
     }
 
     /// Makes jobs due, at once or at the date that they were enqueued with, and passes them on to the rounds.
-    async fn release(&mut self, jobs: Vec<Waiting>) -> Result<(), StoreError> {
+    async fn release(&mut self, jobs: Vec<WaitingJob>) -> Result<(), StoreError> {
         let mut left = cut(jobs, RELEASED_TOGETHER, usize::MAX, |_| 0);
         while let Some(mut some) = left.pop() {
             match self.release_some(&some).await {
@@ -229,7 +228,7 @@ impl<'a> Dependencies<'a> {
         Ok(())
     }
 
-    async fn release_some(&self, jobs: &[Waiting]) -> Result<(), StoreError> {
+    async fn release_some(&self, jobs: &[WaitingJob]) -> Result<(), StoreError> {
         self.store.fresh_clock().await?;
         let now = self.store.now();
         let (mut due, mut alarms): (BTreeMap<Instant, Vec<JobId>>, BTreeMap<Instant, BTreeSet<String>>) = Default::default();
@@ -241,7 +240,7 @@ impl<'a> Dependencies<'a> {
             }
         }
         self.store.release_if_waiting(&due.into_iter().collect::<Vec<_>>()).await?;
-        let is_due = |job: &&Waiting| job.due_after.is_none_or(|at| at <= now);
+        let is_due = |job: &&WaitingJob| job.due_after.is_none_or(|at| at <= now);
         let released = jobs.iter().filter(is_due).map(|job| ScheduledJob { scheduled_at: now, ..job.job.clone() }).collect();
         // The rounds end together with this duty.
         let _ = self.released.send(released);

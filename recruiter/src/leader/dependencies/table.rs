@@ -7,15 +7,16 @@ use std::collections::{HashMap, HashSet};
 
 use recruiter_common::{
     failure::Failure,
-    graphs::{Edge, End, Waiting, When},
+    graphs::{Edge, When},
     ids::JobId,
+    store::{End, WaitingJob},
 };
 
 /// What follows from the end of a job for one that waits.
 #[derive(Debug)]
 pub(crate) enum Decision {
     /// All of its edges are satisfied.
-    Release(Waiting),
+    Release(WaitingJob),
     /// One of them can never be.
     Cancel(JobId, Failure),
 }
@@ -29,7 +30,7 @@ pub(crate) struct Table {
 
 #[derive(Debug)]
 struct Entry {
-    job: Waiting,
+    job: WaitingJob,
     /// The jobs whose ends are not known yet.
     open: HashMap<JobId, Open>,
 }
@@ -59,7 +60,7 @@ impl Table {
     }
 
     /// Adds a job that waits. A job without edges is returned by [`free`](Self::free).
-    pub(crate) fn add(&mut self, job: Waiting, edges: &[Edge]) {
+    pub(crate) fn add(&mut self, job: WaitingJob, edges: &[Edge]) {
         let id = job.id;
         for edge in edges {
             self.children.entry(edge.job).or_default().insert(id);
@@ -131,9 +132,9 @@ mod tests {
 
     use super::*;
 
-    fn job(id: JobId) -> Waiting {
+    fn job(id: JobId) -> WaitingJob {
         let job = ScheduledJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at: Instant::default() };
-        Waiting { id, edges: Ok(vec![]), due_after: None, job }
+        WaitingJob { id, edges: Ok(vec![]), due_after: None, job }
     }
 
     fn told(decisions: &[Decision]) -> Vec<(JobId, &str)> {

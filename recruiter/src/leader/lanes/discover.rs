@@ -12,8 +12,7 @@ use std::{
 use futures_util::{StreamExt, TryStreamExt, stream};
 use recruiter_common::{
     instant::Instant,
-    roster::WorkOn,
-    store::{Lane, StoreError},
+    store::{Lane, StoreError, WorkOn},
 };
 
 use crate::leader::{database::Database, fleet::Kind};

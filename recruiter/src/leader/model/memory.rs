@@ -13,8 +13,10 @@ use recruiter_common::{
     ids::{LeaseTerm, RoundId, WorkerId},
     instant::Instant,
     limits::{Limit, Pause, Settings},
-    roster::{AvailableWorker, PermitHolder, WorkOn},
-    store::{AssignedJobs, Channel, DueJobs, FastLimits, Head, Hint, Lane, Planned, RateCell, ScheduledJob, StoreError},
+    store::{
+        AssignedJobs, AvailableWorker, Channel, DueJobs, FastLimits, Head, Hint, Lane, PermitHolder, Planned, RateCell, ScheduledJob,
+        StoreError, WorkOn,
+    },
 };
 
 use crate::leader::database::Database;

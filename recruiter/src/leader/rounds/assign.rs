@@ -8,8 +8,7 @@ use std::{
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
     instant::Instant,
-    roster::Permits,
-    store::{AssignedJobs, Channel, Hint, Planned, StoreError},
+    store::{AssignedJobs, Channel, Hint, Permits, Planned, StoreError},
 };
 
 use super::round::Assigning;

@@ -4,8 +4,7 @@ use std::time::Instant as Monotonic;
 
 use recruiter_common::{
     ids::LeaseTerm,
-    limits::{line_of_gate, resource_and_number},
-    store::{Hint, StoreError},
+    store::{Hint, StoreError, line_of_gate, resource_and_number},
 };
 
 use super::{round::Assigning, trigger::Trigger};

@@ -140,7 +140,7 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use bson::{Document, doc};
-    use recruiter_common::{limits::Permit, roster::ClassSlots};
+    use recruiter_common::store::{ClassSlots, Permit};
 
     use super::*;
     use crate::{engine::held::startable::tests::limited, threads::Threads};

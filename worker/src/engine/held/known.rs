@@ -6,7 +6,10 @@ use std::{
     time::Instant as Monotonic,
 };
 
-use recruiter_common::{ids::JobId, roster::ClassSlots, store::Position};
+use recruiter_common::{
+    ids::JobId,
+    store::{ClassSlots, Position},
+};
 use tokio::sync::oneshot;
 
 use super::{

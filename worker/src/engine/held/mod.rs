@@ -26,7 +26,7 @@ mod unconfirmed;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use recruiter_common::{limits::line_of_gate, roster::ClassSlots};
+use recruiter_common::store::{ClassSlots, line_of_gate};
 use tokio::sync::Notify;
 
 use self::known::Known;

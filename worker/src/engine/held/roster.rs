@@ -1,6 +1,9 @@
 //! What the roster shows of this worker, derived from the jobs that it holds.
 
-use recruiter_common::{ids::JobId, roster::Offered, store::Offer};
+use recruiter_common::{
+    ids::JobId,
+    store::{Offer, Offered},
+};
 
 use super::{Held, Phase, known::Known};
 

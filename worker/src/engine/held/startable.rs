@@ -8,9 +8,8 @@ use recruiter_common::{
     ids::{JobId, StartId},
     instant::Instant,
     job::{Execution, FinishReason, IfWorkerDies, Job, JobState},
-    limits::Permit,
     retry_policy::Decision,
-    store::{Conditions, Position, Start, ToStart},
+    store::{Conditions, Permit, Position, Start, ToStart},
 };
 
 use crate::{engine::dependencies::Policy, panics::guarded};

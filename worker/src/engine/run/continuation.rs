@@ -20,7 +20,7 @@ pub(super) async fn documents(
     if !(1..=MOST_CONTINUATIONS).contains(&count) {
         return Err(refused(format!("a job cannot become {count} jobs: name 1 to {MOST_CONTINUATIONS}, or enqueue a graph")));
     }
-    let documents = recruiter_common::graphs::continuation(continuation.jobs, job, now).map_err(|problem| refused(problem.to_string()))?;
+    let documents = recruiter_common::store::continuation(continuation.jobs, job, now).map_err(|problem| refused(problem.to_string()))?;
     let need_indexes = documents.iter().any(|job| job.contains_key("waiting") || job.contains_key("graph"));
     if let Some(store) = store.filter(|_| need_indexes) {
         // Once the indexes exist, this reads nothing.

@@ -10,8 +10,7 @@ use recruiter_common::{
     ids::{StartId, WorkerId},
     instant::Instant,
     job::Job,
-    roster::ProcessIdentity,
-    store::{CommitSession, Recorded, Start, Store, StoreError, ToStart},
+    store::{CommitSession, ProcessIdentity, Recorded, Start, Store, StoreError, ToStart},
 };
 
 use super::{

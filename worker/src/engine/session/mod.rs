@@ -17,9 +17,8 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, WorkerId},
-    roster::Assignment,
     shutdown::{Shutdown, pause},
-    store::{HeartbeatReply, Hint, Hints, Store},
+    store::{Assignment, HeartbeatReply, Hint, Hints, Store},
     telemetry::chain,
     workers::Request,
 };

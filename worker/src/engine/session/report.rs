@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant as Monotonic};
 
 use recruiter_common::{
-    roster::{Assignment, Offered},
-    store::{Hint, Offer},
+    store::{Assignment, Hint, Offer, Offered},
     telemetry::chain,
 };
 

@@ -8,8 +8,7 @@ use std::{sync::Arc, time::Instant as Monotonic};
 
 use recruiter_common::{
     ids::{JobId, WorkerId},
-    roster::{Assignment, Permits},
-    store::Store,
+    store::{Assignment, Permits, Store},
     telemetry::chain,
 };
 

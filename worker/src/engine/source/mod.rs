@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use recruiter_common::{
     ids::JobId,
-    roster::WorkOn,
-    store::{Recorded, Store},
+    store::{Recorded, Store, WorkOn},
     telemetry::chain,
 };
 

@@ -6,8 +6,7 @@ use recruiter_common::{
     failure::{self, Failure},
     ids::{JobId, WorkerId},
     instant::Instant,
-    roster::{Permits, WorkOn},
-    store::StoreError,
+    store::{Permits, StoreError, WorkOn},
 };
 
 use super::{

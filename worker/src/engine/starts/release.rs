@@ -8,8 +8,7 @@ use std::collections::HashMap;
 use recruiter_common::{
     ids::{JobId, StartId, WorkerId},
     instant::Instant,
-    job::Held,
-    store::{Archival, CommitSession, Recorded, Rescheduling, StoreError},
+    store::{Archival, CommitSession, Held, Recorded, Rescheduling, StoreError},
     telemetry::chain,
 };
 

@@ -237,7 +237,7 @@ impl Windows {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use recruiter_common::limits::gate_of_line;
+    use recruiter_common::store::gate_of_line;
 
     use super::{window::Found, *};
     use crate::leader::fleet::tests::{available, fleet};

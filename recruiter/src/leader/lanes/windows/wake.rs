@@ -77,8 +77,8 @@ mod tests {
 
     use recruiter_common::{
         ids::WorkerId,
-        limits::{GroupSettings, Limit, Rate, Settings, gate_of_line},
-        store::{KeptCells, ScheduledJob},
+        limits::{GroupSettings, Limit, Rate, Settings},
+        store::{KeptCells, ScheduledJob, gate_of_line},
     };
 
     use super::*;

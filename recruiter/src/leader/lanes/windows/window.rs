@@ -7,8 +7,7 @@ use std::{
 
 use recruiter_common::{
     instant::Instant,
-    limits::line_of_gate,
-    store::{Lane, Position, ScheduledJob},
+    store::{Lane, Position, ScheduledJob, line_of_gate},
 };
 
 use crate::leader::fleet::{Kind, KindId};
