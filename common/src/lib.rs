@@ -15,7 +15,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use recruiter_common::{Defaults, ExponentialBackoff, NewJob, Store, Workable};
+//! use recruiter_common::{Client, Defaults, ExponentialBackoff, NewJob, Workable};
 //! use serde::{Deserialize, Serialize};
 //!
 //! #[derive(Serialize, Deserialize)]
@@ -35,30 +35,39 @@
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! // The connection string names the database `shop`. The second argument is the name of this program in the logs of MongoDB.
-//! let store = Store::connect("mongodb://127.0.0.1:27017/shop?replicaSet=rs0", "website").await?;
-//! let enqueued = SendMail { to: "ada@example.org".into() }.as_job().after(Duration::from_secs(60)).enqueue(&store).await?;
+//! let client = Client::connect("mongodb://127.0.0.1:27017/shop?replicaSet=rs0", "website").await?;
+//! let enqueued = SendMail { to: "ada@example.org".into() }.as_job().after(Duration::from_secs(60)).enqueue(&client).await?;
 //! println!("{} is enqueued", enqueued.id);
 //!
 //! // Many small items in one job; see `NewJob::bundle`.
-//! NewJob::bundle((1..=1_000).map(|n| SendMail { to: format!("subscriber-{n}@example.org") })).enqueue(&store).await?;
+//! NewJob::bundle((1..=1_000).map(|n| SendMail { to: format!("subscriber-{n}@example.org") })).enqueue(&client).await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # In your own transaction, on your own client
+//! # In your own transaction, on your own driver
 //!
-//! A job that is enqueued with [`NewJob::enqueue_in`] exists if, and only if, the transaction is committed. [`Store::from_database`] creates
-//! a store on the application's own client. Its documentation has an example, and lists the client's settings that matter.
+//! A job that is enqueued with [`NewJob::enqueue_in`] exists if, and only if, the transaction is committed. [`Client::from_database`] makes
+//! a client on the application's own driver. Its documentation has an example, and lists the driver's settings that matter.
 //!
 //! # Results
 //!
-//! [`Store::result_of`] returns the result in the type that its class declares, or the reason why there is none.
+//! [`Client::result_of`] returns the result in the type that its class declares, or the reason why there is none.
+//!
+//! # Two faces
+//!
+//! [`Client`] is for applications. Its verbs enqueue, wait, read results, subscribe and publish; [`limits`](Client::limits),
+//! [`groups`](Client::groups), [`pauses`](Client::pauses), [`schedules`](Client::schedules), [`consumers`](Client::consumers),
+//! [`workers`](Client::workers) and [`control`](Client::control) change what operators change. What an application sees may get further
+//! fields and variants.
+//!
+//! With the feature `protocol` there are also the operations of the three programs, in `store`. They belong together with the programs of
+//! the same release, so they change with each of them, and match every variant.
+//!
+//! Without the feature `process`, which is for programs on Linux, this crate is portable. With the feature `opentelemetry`, a job that is
+//! enqueued in a span of OpenTelemetry belongs to the trace of that span.
 //!
 //! # Rooms
-//!
-//! The items for applications are exported at the root, and by the modules named there. Without the feature `process`, which is for programs
-//! on Linux, this crate is portable. With the feature `opentelemetry`, a job that is enqueued in a span of OpenTelemetry belongs to the trace
-//! of that span.
 //!
 //! The source is in rooms. A room uses only those above it in this list.
 //!

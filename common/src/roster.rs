@@ -26,6 +26,7 @@ pub(crate) const GRANTS: &str = "grants";
 
 /// The groups whose jobs a worker takes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum WorkOn {
     /// Every group: `"*"`.
     All,
@@ -250,6 +251,7 @@ impl TryFrom<Document> for AvailableWorker {
 
 /// The state in which an operator wants a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Wanted {
     /// It takes no more jobs. Its running jobs continue.
     Quiet,
@@ -269,6 +271,7 @@ impl Wanted {
 
 /// What an operator wants of a worker, who it is and since when.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Request {
     /// The state that is wanted.
     pub wanted: Wanted,

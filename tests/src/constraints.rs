@@ -238,7 +238,7 @@ mod tests {
             asked.was_acknowledged(id);
         }
         let rate = Rate::new(1, Duration::from_secs(1), 1).unwrap();
-        let limits = [("printer", Limit { capacity: Some(1), rate: None }), ("api", Limit { capacity: None, rate: Some(rate) })];
+        let limits = [("printer", Limit::capacity(1)), ("api", Limit::rate(rate))];
         let limits = limits.map(|(name, limit)| (name.to_owned(), limit)).into();
         Finished::new(&documents, &ledger, 0).violations(&Settings { limits, ..Settings::default() }, &asked)
     }
@@ -254,7 +254,7 @@ mod tests {
     fn an_execution_whose_worker_died_ends_with_its_death() {
         let gate = doc! { "gate": "printer" };
         let (ids, mut documents, ledger) = ran(&[(0, 500, gate.clone()), (200, 300, gate)]);
-        let settings = Settings { limits: [("printer".into(), Limit { capacity: Some(1), rate: None })].into(), ..Settings::default() };
+        let settings = Settings { limits: [("printer".into(), Limit::capacity(1))].into(), ..Settings::default() };
         let dead = documents.get_mut(&ids[0]).unwrap().get_document_mut("last_execution").unwrap();
         dead.extend(doc! { "crashed": true, "ended_at": DateTime::from_millis(200) });
         assert!(Finished::new(&documents, &ledger, 0).violations(&settings, &Asked::default()).is_empty());

@@ -132,7 +132,7 @@ pub async fn run(mut world: World, breaks: Breaks) -> Run {
 /// Sets the limits, and makes the indexes of features: MongoDB builds an index only between transactions, and a fault may leave one open.
 pub async fn prepare(world: &mut World) {
     let rate = Rate::new(5, Duration::from_secs(1), 1).expect("a valid rate");
-    world.limit("printer", Limit { capacity: Some(1), rate: Some(rate) }).await;
+    world.limit("printer", Limit::new(Some(1), Some(rate))).await;
     world.store.prepare_limited_jobs().await.expect("MongoDB is there");
     world.store.prepare_graphs().await.expect("MongoDB is there");
     world.store.heads_of_lines(&[&gate_of_line(LINE)]).await.expect("MongoDB is there");

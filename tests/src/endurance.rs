@@ -75,9 +75,9 @@ pub async fn endure(day: BadDay, say: impl Fn(&str)) -> Outcome {
     }
     effects::prepare(&world.database).await;
     let rate = Rate::new(20, Duration::from_secs(1), 10).expect("a valid rate");
-    world.limit("printer", Limit { capacity: Some(3), rate: None }).await;
-    world.limit("customer:*", Limit { capacity: Some(1), rate: None }).await;
-    world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
+    world.limit("printer", Limit::capacity(3)).await;
+    world.limit("customer:*", Limit::capacity(1)).await;
+    world.limit("api", Limit::rate(rate)).await;
     let tick = Schedule::every(Duration::from_secs(1)).expect("a second is allowed").job(Entry::lasting(5)).missed(Missed::All(1_000));
     world.store.schedules().declare(SCHEDULE, &tick).await.expect("MongoDB is there");
     let mut done: BTreeMap<&'static str, usize> = BTreeMap::new();

@@ -56,7 +56,7 @@ impl RetryAfter {
 /// The information that an execution has about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
-    /// `None` in a unit test without a store.
+    /// `None` in a unit test without a client.
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) start: StartId,
     pub(crate) is_last_attempt: bool,

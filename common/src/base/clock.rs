@@ -1,7 +1,7 @@
 //! The server's clock, the only wall clock whose time is written into documents, and [`Uptime`], a clock of this
 //! machine.
 //!
-//! Every process uses the server's clock through [`Store::now`](crate::mongo::Store::now). The estimate is a lower bound: it counts a
+//! Every process uses the server's clock through [`Client::now`](crate::mongo::Client::now). The estimate is a lower bound: it counts a
 //! reading from the arrival of the reply, although the server's clock was read earlier. Therefore a job that is due by this estimate is
 //! also due by the server's own `$$NOW`. The estimate never decides whether a worker is dead: the cleaner measures silence by the monotonic
 //! clock, and a worker measures its lease by [`Uptime`].

@@ -33,6 +33,7 @@ pub const EXPIRED: &str = "expired";
 
 /// Why an execution did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct Failure {
     /// The error class, by which retry policies select: `exit:1`, `timeout`, a Rust type name, or a name chosen by the
     /// workable.

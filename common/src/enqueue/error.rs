@@ -124,7 +124,7 @@ pub enum EnqueueError {
         /// The problem with the policy.
         problem: InvalidPolicy,
     },
-    /// The database has no schema. A store on the application's own client creates one only on request.
+    /// The database has no schema. A client on the application's own driver creates one only on request.
     #[error("database `{database}` is not set up for jobs: call Store::ensure_schema, or start `recruiter run` on it once")]
     NotSetUp {
         /// The database.

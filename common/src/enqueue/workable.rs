@@ -33,7 +33,7 @@ pub trait Workable: Serialize + DeserializeOwned + Send + Sync + 'static {
     const CLASS: &'static str;
 
     /// The result type of this kind of job, `()` for no result. The result is stored in the archive and read with
-    /// [`Store::result_of`](crate::mongo::Store::result_of).
+    /// [`Client::result_of`](crate::mongo::Client::result_of).
     type Output: Serialize + DeserializeOwned + Send + 'static;
 
     /// Default settings of jobs of this kind. A job can override each of them.

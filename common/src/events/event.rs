@@ -8,6 +8,7 @@ use crate::base::{instant::Instant, topics::Pattern};
 
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Event {
     /// What has happened, for example `job.failed.SendMail`.
     pub topic: String,

@@ -4,14 +4,14 @@
 //! enqueued, for the workable, and later for the reader of the result.
 //!
 //! ```no_run
-//! use recruiter_common::{JobId, NewJob, Store, bson::doc};
+//! use recruiter_common::{Client, JobId, NewJob, bson::doc};
 //!
-//! # async fn example(store: &Store) -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn example(client: &Client) -> Result<(), Box<dyn std::error::Error>> {
 //! let job = JobId::new();
-//! store.put_file(job, "scan.tiff", tokio::fs::File::open("scan.tiff").await?).await?;
-//! NewJob::of_class("ReadText", doc! { "file": "scan.tiff" }).with_id(job).enqueue(store).await?;
+//! client.put_file(job, "scan.tiff", tokio::fs::File::open("scan.tiff").await?).await?;
+//! NewJob::of_class("ReadText", doc! { "file": "scan.tiff" }).with_id(job).enqueue(client).await?;
 //! // In the workable: `job.client().open_file(job.job_id(), "scan.tiff")`.
-//! let text: Vec<u8> = store.read_file(job, "text.txt").await?;
+//! let text: Vec<u8> = client.read_file(job, "text.txt").await?;
 //! # Ok(())
 //! # }
 //! ```

@@ -20,7 +20,7 @@ use crate::{
         edge::{End, NOT_NEEDED},
     },
     mongo::{
-        Store, StoreError, call, id_of, readable,
+        Client, Store, StoreError, call, id_of, readable,
         readable::Readable,
         schema::{Feature, GRAPH_JOBS, WAITING_JOBS},
     },
@@ -48,18 +48,18 @@ const IDS: usize = 10_000;
 /// Maximum number of jobs of a graph that are read in one call.
 const PORTION: usize = 10_000;
 
-impl Store {
+impl Client {
     /// Makes the indexes for jobs that wait for others, unless they exist. An enqueueing call does it by itself, but not in a transaction of
     /// the caller.
-    ///
-    /// Index: none. Invariant: none.
     ///
     /// # Errors
     /// When MongoDB refuses or cannot be reached.
     pub async fn prepare_graphs(&self) -> Result<(), StoreError> {
         self.prepare(Feature::Graphs).await
     }
+}
 
+impl Store {
     /// Whether any job of this database has ever waited for another one.
     ///
     /// Index: `_id`. Invariant: none.

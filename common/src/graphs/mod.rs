@@ -12,7 +12,7 @@
 //! graph.add(NewJob::of_class("publish", doc! {}).waits_for(index));
 //! graph.add(NewJob::of_class("call-for-help", doc! {}).waits_for_all([Edge::failed(index)]));
 //! graph.add(NewJob::of_class("clean-up", doc! {}).waits_for_all([Edge::ended(index)]));
-//! // graph.enqueue(&store).await?;
+//! // graph.enqueue(&client).await?;
 //! ```
 //!
 //! A job whose edges can no longer be satisfied is cancelled: it is archived as `cancelled`, with the error class `parent-failed`,

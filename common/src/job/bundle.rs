@@ -32,6 +32,7 @@ const DONE: &str = "done";
 
 /// The outcome of one item.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum ItemOutcome {
     /// The item is done.
     Done {
@@ -107,6 +108,7 @@ pub struct InvalidBundle(String);
 
 /// The recorded outcomes of the items of a bundle.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Bundle {
     /// The stored outcome of each item; null if there is none.
     pub outcomes: Vec<Bson>,

@@ -31,6 +31,7 @@ pub struct Held {
 
 /// A job's document and its collection.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct StoredJob {
     /// Whether it was in `archived`; otherwise it was in `scheduled`.
     pub is_archived: bool,
@@ -59,6 +60,7 @@ pub fn holder_of(document: &RawDocument) -> Option<(WorkerId, Claim)> {
 
 /// Why a document is not a valid job.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum CorruptJob {
     /// A field is missing or of the wrong type.
     #[error("the document is not a job: {0}")]

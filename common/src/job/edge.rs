@@ -14,6 +14,7 @@ pub const PARENT_GONE: &str = "parent-gone";
 
 /// The end of a job that another one waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum When {
     /// It has succeeded.
     Done,
@@ -41,6 +42,7 @@ impl When {
 
 /// A job waits for the end of `job`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct Edge {
     /// The job that is waited for.
     pub job: JobId,

@@ -34,6 +34,7 @@ impl Claim {
 /// stored as `{retry_after_ms: …}` or `{archive: <why>}`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum IfWorkerDies {
     /// Reschedule it this many milliseconds after the death was detected.
     RetryAfterMs(i64),
@@ -53,6 +54,7 @@ impl IfWorkerDies {
 
 /// One execution of a job, as stored in its history. Every field except `scheduled_at` is absent until it is known.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct Execution {
     /// When it was due.
     #[serde(deserialize_with = "instant::stored", default)]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// space. A job that failed for the last time, that was cancelled, or whose worker died is archived as always. So is a bundle with an item
 /// that failed for the last time. Of a job that succeeded nothing remains:
 ///
-/// - its result is lost: [`Store::result_of`](crate::mongo::Store::result_of) returns [`JobResult::Unknown`](crate::wait::finished::JobResult::Unknown);
+/// - its result is lost: [`Client::result_of`](crate::mongo::Client::result_of) returns [`JobResult::Unknown`](crate::wait::finished::JobResult::Unknown);
 /// - its id is free again: a job that is enqueued once more under the same id ([`NewJob::with_id`](crate::enqueue::NewJob::with_id)) runs
 ///   again. After an unknown outcome, repeat the call only if the job may run twice;
 /// - `recruiter jobs show` and the lists do not show it. `recruiter stats` counts it.

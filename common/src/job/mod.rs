@@ -1,7 +1,7 @@
 //! One job, as a value.
 //!
 //! Used by every crate. A job is in `scheduled` until it is finished, then complete in `archived` (`docs/protocol.md` lists
-//! every field). These values are copies: only the operations of [`store`](crate::store) change a job, each under its own guard.
+//! every field). These values are copies: only the operations of `store` change a job, each under its own guard.
 
 pub mod bundle;
 pub(crate) mod document;
@@ -46,6 +46,7 @@ pub const DEFAULT_GROUP: &str = "generic";
 
 /// One job, as a value.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Job {
     /// `_id`.
     pub id: JobId,

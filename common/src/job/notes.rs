@@ -1,6 +1,6 @@
 //! The notes of a running job: what it reports about itself while it runs. They are its progress, its checkpoint and its log.
 //!
-//! A checkpoint is a cursor that the next attempt continues from. Pure: [`store`](crate::store) writes the notes, under the guard of the
+//! A checkpoint is a cursor that the next attempt continues from. Pure: `store` writes the notes, under the guard of the
 //! start. After the death of a worker, a job that runs again keeps its notes. A job that the cleaner archives has the notes that the cleaner
 //! has read.
 
@@ -62,6 +62,7 @@ impl Notes {
 /// assert_eq!(JobProgress::from((3, 12)).text("page 3").to_string(), "3 of 12 (25 %), page 3");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct JobProgress {
     /// From 0 to 100.
     pub percent: Option<f64>,
@@ -150,6 +151,7 @@ pub struct Log {
 
 /// One line of the log of a job.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct LogLine {
     /// When it was written.
     pub at: Instant,

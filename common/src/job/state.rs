@@ -5,6 +5,7 @@ use crate::base::{ids::WorkerId, instant::Instant};
 
 /// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum JobState {
     /// Waiting for `at` and a worker.
     Scheduled {
@@ -27,6 +28,7 @@ pub enum JobState {
 
 /// The state of a job in one word: as the lists show it, and as their filters take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Stage {
     /// It waits for the ends of other jobs.
     Waits,

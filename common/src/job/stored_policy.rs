@@ -16,6 +16,7 @@ pub(crate) const DEFAULT_POLICY: &str = "DoNotDoItAgain";
 
 /// A retry policy as stored.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct StoredPolicy {
     /// Name of the policy.
     pub class: String,

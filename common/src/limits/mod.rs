@@ -52,11 +52,29 @@ pub const AGEING: std::ops::RangeInclusive<Duration> = Duration::from_millis(10)
 
 /// A limit of a resource or of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limit {
     /// How many jobs may run at a time. `None`: any number.
     pub capacity: Option<u32>,
     /// How often jobs may start. `None`: at any rate.
     pub rate: Option<Rate>,
+}
+
+impl Limit {
+    /// A limit with a capacity, a rate, or both. A limit with neither is refused when it is set.
+    pub const fn new(capacity: Option<u32>, rate: Option<Rate>) -> Self {
+        Self { capacity, rate }
+    }
+
+    /// At most so many jobs at a time, from 1 to [`LARGEST_CAPACITY`].
+    pub const fn capacity(jobs: u32) -> Self {
+        Self::new(Some(jobs), None)
+    }
+
+    /// Starts at most at this rate.
+    pub const fn rate(rate: Rate) -> Self {
+        Self::new(None, Some(rate))
+    }
 }
 
 /// Why a text or a value is not a setting. One sentence, for people.
@@ -66,6 +84,7 @@ pub struct InvalidSetting(pub(crate) String);
 
 /// The settings of a group that decide when its jobs start.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct GroupSettings {
     /// The limit of the group.
     pub limit: Limit,
@@ -80,6 +99,7 @@ pub struct GroupSettings {
 
 /// All settings, as the recruiter reads them.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct Settings {
     /// The limits of resources, by their name or prefix.
     pub limits: BTreeMap<String, Limit>,
@@ -97,7 +117,7 @@ impl Settings {
     /// The limit of a resource: the one under its name, or else the one under the longest prefix. `None`: the resource has no limit.
     pub fn limit_of(&self, resource: &str) -> Option<Limit> {
         if line_of_gate(resource).is_some() {
-            return Some(Limit { capacity: Some(1), rate: None });
+            return Some(Limit::capacity(1));
         }
         if let Some(limit) = self.limits.get(resource) {
             return Some(*limit);
@@ -200,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_found_by_name_and_else_by_the_longest_prefix() {
-        let capacity = |capacity| Limit { capacity: Some(capacity), rate: None };
+        let capacity = |capacity| Limit::capacity(capacity);
         let limits = [("customer:*", 1), ("customer:1*", 2), ("customer:17", 3)];
         let settings = Settings { limits: limits.map(|(name, number)| (name.into(), capacity(number))).into(), ..Settings::default() };
         let of = |resource| settings.limit_of(resource).and_then(|limit| limit.capacity);

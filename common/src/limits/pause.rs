@@ -7,6 +7,7 @@ use crate::base::instant::Instant;
 
 /// What one pause covers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Paused {
     /// Every job.
     Everything,
@@ -48,6 +49,7 @@ impl FromStr for Paused {
 
 /// A pause: no job that it covers is assigned. Running jobs continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct Pause {
     /// Who has paused.
     pub by: String,

@@ -15,6 +15,7 @@ const LONGEST_BURST: Duration = Duration::from_secs(366 * 86_400);
 ///
 /// This is the generic cell rate algorithm (ITU-T I.371): each start takes the next *cell* of a clock that ticks every `per / starts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Rate {
     /// Number of starts in each period.
     pub starts: u32,

@@ -48,6 +48,7 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// A message that a subscriber has received.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct Message {
     /// Its topic.
     pub topic: String,
@@ -106,10 +107,10 @@ impl Client {
     /// preparation, and later subscribers get a message as long as the history has it.
     ///
     /// ```no_run
-    /// # use recruiter_common::{Pattern, Store, messages::From};
-    /// # async fn example(store: Store) -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut news = store.subscribe_to([Pattern::new("news.sports.*")?], From::Now).await?;
-    /// store.publish_message("news.sports.ski", &bson::doc! { "title": "Snow" }).await?;
+    /// # use recruiter_common::{Client, Pattern, messages::From};
+    /// # async fn example(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut news = client.subscribe_to([Pattern::new("news.sports.*")?], From::Now).await?;
+    /// client.publish_message("news.sports.ski", &bson::doc! { "title": "Snow" }).await?;
     /// let message = news.next().await?;
     /// println!("{}: {}", message.topic, message.body);
     /// # Ok(())

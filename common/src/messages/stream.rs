@@ -91,6 +91,7 @@ impl Position {
 
 /// Where a subscriber begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum From {
     /// With the messages that are published from now on.
     Now,
@@ -122,6 +123,7 @@ pub enum SubscribeError {
 
 /// What a subscriber receives.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Arrival {
     /// A message.
     Message(Message),

@@ -53,6 +53,7 @@ const MAX_IDLE: Duration = Duration::from_secs(60);
 /// The connection to MongoDB.
 #[derive(Clone)]
 #[cfg_attr(feature = "process", derive(clap::Args), command(next_help_heading = "MongoDB", about = None, long_about = None, mut_args = crate::base::flags::unless_empty))]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct ConnectArgs {
     /// Connection string; its path names the database. Prefer the environment variable: flags are visible to every
     /// user of the machine
@@ -180,11 +181,11 @@ impl Client {
         Ok(store)
     }
 
-    /// A store on the application's own client, for enqueueing in the application's own transactions
+    /// A client on the application's own driver, for enqueueing in the application's own transactions
     /// ([`NewJob::enqueue_in`](crate::enqueue::NewJob::enqueue_in)). Nothing is sent before the first call.
     ///
-    /// The client's settings do not matter: write concern, read concern and read preference are set for each operation.
-    /// Three settings exist only per client, and the store works without them:
+    /// The driver's settings do not matter: write concern, read concern and read preference are set for each operation.
+    /// Three settings exist only per driver, and the client works without them:
     ///
     /// - *Retryable writes* are on unless the connection string says `retryWrites=false`. Then an enqueueing call can fail in a failover
     ///   with an unknown outcome; repeat it under [`NewJob::with_id`](crate::enqueue::NewJob::with_id). Transactions do not depend on it.
@@ -197,23 +198,23 @@ impl Client {
     /// and so does the start of a recruiter, cleaner or worker.
     ///
     /// ```no_run
-    /// use recruiter_common::{enqueue::NewJob, Client};
+    /// use recruiter_common::{Client, enqueue::NewJob};
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// let client = mongodb::Client::with_uri_str("mongodb://127.0.0.1:27017/?replicaSet=rs0").await?;
-    /// let store = Client::from_database(client.database("jobs"));
-    /// store.ensure_schema().await?;
+    /// let driver = mongodb::Client::with_uri_str("mongodb://127.0.0.1:27017/?replicaSet=rs0").await?;
+    /// let client = Client::from_database(driver.database("jobs"));
+    /// client.ensure_schema().await?;
     ///
-    /// let orders = client.database("shop").collection("orders");
+    /// let orders = driver.database("shop").collection("orders");
     /// let invoice = NewJob::of_class("SendInvoice", bson::doc! { "order": 17 }).in_group("mail");
-    /// let jobs = store.clone();
+    /// let jobs = client.clone();
     /// let order = async move |session: &mut mongodb::ClientSession| {
     ///     orders.insert_one(bson::doc! { "_id": 17 }).session(&mut *session).await?;
     ///     Ok(invoice.clone().enqueue_in(&jobs, session).await?)
     /// };
     /// // Runs it again when MongoDB asks for that, after a conflict or in a failover.
-    /// client.start_session().await?.start_transaction().and_run2(order).await?;
-    /// store.announce_jobs(["mail"]).await;
+    /// driver.start_session().await?.start_transaction().and_run2(order).await?;
+    /// client.announce_jobs(["mail"]).await;
     /// # Ok(())
     /// # }
     /// ```
@@ -222,17 +223,17 @@ impl Client {
         Self { may_mend: false, ..Self::over(database.client().clone(), database.name(), Arc::default(), clock, None) }
     }
 
-    /// The same store with another begin of the names of all collections ([`ConnectArgs::collection_prefix`]), so that jobs live beside
+    /// The same client with another begin of the names of all collections ([`ConnectArgs::collection_prefix`]), so that jobs live beside
     /// the application's own collections. Every process of the job system must have the same.
     ///
     /// # Errors
     /// [`ConnectError::InvalidPrefix`].
     ///
     /// ```no_run
-    /// # async fn example(client: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn example(driver: mongodb::Client) -> Result<(), Box<dyn std::error::Error>> {
     /// use recruiter_common::Client;
     ///
-    /// let store = Client::from_database(client.database("shop")).with_collection_prefix("jobs_")?;
+    /// let client = Client::from_database(driver.database("shop")).with_collection_prefix("jobs_")?;
     /// # Ok(())
     /// # }
     /// ```
@@ -248,7 +249,7 @@ impl Client {
     }
 
     /// Checks that the server can run the protocol, and creates missing collections, validators and indexes. For a
-    /// store on the application's own client ([`Client::from_database`]); [`Client::connect`] does the same by itself.
+    /// client on the application's own driver ([`Client::from_database`]); [`Client::connect`] does the same by itself.
     /// Needs the role `readWrite`.
     ///
     /// # Errors
@@ -341,10 +342,10 @@ impl Client {
         self.options.as_ref().is_some_and(|options| options.credential.is_none())
     }
 
-    /// A session of the store's client, for a transaction of the application: it commits at majority, journaled, and reads from the
-    /// primary. The settings of the client do not matter.
+    /// A session for a transaction of the application: it commits at majority, journaled, and reads from the primary. The settings of the
+    /// driver do not matter.
     ///
-    /// A session that the client itself starts uses the client's settings. With `w: 1` a commit, and a job in it, can be rolled back by a
+    /// A session that the driver itself starts uses the driver's settings. With `w: 1` a commit, and a job in it, can be rolled back by a
     /// failover.
     ///
     /// # Errors
@@ -453,7 +454,7 @@ impl Store {
     /// repeated in a loop: the driver does not retry a failed write, because the next turn repeats it.
     ///
     /// # Errors
-    /// When the driver refuses its options, and for a store on the application's own client.
+    /// When the driver refuses its options, and for a client on the application's own driver.
     pub fn with_own_connections(&self, app_name: &str) -> Result<Self, ConnectError> {
         self.with_connections(app_name, 2)
     }

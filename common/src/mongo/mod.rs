@@ -114,7 +114,7 @@ pub struct Client {
     pub(crate) clock: Arc<ServerClock>,
     /// The options of its client, for further clients with the same options; `None` if the application has created the client.
     pub(crate) options: Option<Arc<ClientOptions>>,
-    /// Whether a missing index is created again. It is not for a read-only store, and for a store on the application's own client.
+    /// Whether a missing index is created again. It is not for a read-only store, and for one on the application's own driver.
     pub(crate) may_mend: bool,
     /// Whether the schema is known to exist.
     pub(crate) is_set_up: Arc<AtomicBool>,

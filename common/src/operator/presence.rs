@@ -26,6 +26,7 @@ const USUAL_LEASE_MS: i64 = 20_000;
 
 /// Whether there is a leading recruiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Leader {
     /// The leader, as `host:pid`.
     Leads(String),
@@ -90,6 +91,7 @@ impl Leader {
 
 /// A worker, with the fields of its roster document that can be read.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Worker {
     /// Its roster document.
     pub document: Document,
@@ -203,6 +205,7 @@ impl Worker {
 
 /// All workers in the roster.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Presence(pub Vec<Worker>);
 
 impl Presence {

@@ -26,6 +26,7 @@ const SMALLEST_STEP: u64 = 50;
 
 /// Where a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum StateFilter {
     /// Waiting: for other jobs, to be due, or for a worker.
     Scheduled,
@@ -37,6 +38,7 @@ pub enum StateFilter {
 
 /// A selection of jobs. A field that is `None` does not restrict it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct JobFilter {
     /// Where the job is.
     pub state: Option<StateFilter>,
@@ -64,8 +66,59 @@ pub struct JobFilter {
     pub until: Option<Instant>,
 }
 
+/// Builds a filter, field by field.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $of:ty;)*) => {
+        impl JobFilter {
+            $($(#[$doc])* #[must_use] pub fn $field(mut self, $field: impl Into<$of>) -> Self {
+                self.$field = Some($field.into());
+                self
+            })*
+        }
+    };
+}
+
+setters! {
+    /// Only jobs that are there.
+    state: StateFilter;
+    /// Only jobs of this group.
+    group: String;
+    /// Only jobs of this class.
+    class: String;
+    /// Only jobs with this tag.
+    tag: String;
+    /// Only jobs with this urn.
+    urn: String;
+    /// Only archived jobs with this finish reason.
+    why: String;
+    /// Only jobs whose last execution failed with this error class.
+    error_class: String;
+    /// Only jobs with this text in the message of their last failure, ignoring case.
+    message: String;
+    /// Only jobs that ended at this instant or later, or, if they are not archived, were enqueued then or later.
+    since: Instant;
+    /// Only jobs that ended before this instant, or, if they are not archived, were enqueued before it.
+    until: Instant;
+}
+
+impl JobFilter {
+    /// The same filter for any time.
+    #[must_use]
+    pub fn whenever(self) -> Self {
+        Self { since: None, until: None, ..self }
+    }
+
+    /// Only archived jobs that are neither done nor cancelled.
+    #[must_use]
+    pub fn failed(mut self) -> Self {
+        self.failed = true;
+        self
+    }
+}
+
 /// The parameters of one page of a list.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct Page {
     /// Whether to read parameters, result and history as well. Without them the page is small, even if the jobs are
     /// large.
@@ -76,8 +129,28 @@ pub struct Page {
     pub after: Option<JobId>,
 }
 
+impl Page {
+    /// The first page, with at most so many jobs.
+    pub const fn first(limit: u16) -> Self {
+        Self { whole: false, limit, after: None }
+    }
+
+    /// The page that follows this job, the last one of the page before.
+    #[must_use]
+    pub const fn after(self, job: JobId) -> Self {
+        Self { after: Some(job), ..self }
+    }
+
+    /// The same page with parameters, results and histories.
+    #[must_use]
+    pub const fn whole(self) -> Self {
+        Self { whole: true, ..self }
+    }
+}
+
 /// The jobs of one page.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Listed {
     /// The stored documents, including those that are not valid jobs.
     pub jobs: Vec<RawDocumentBuf>,
@@ -265,11 +338,12 @@ impl Client {
     /// One page of the jobs that match, newest first. If only the archive is searched, the order is that of the ends of the last
     /// executions; otherwise that of `_id`, whose resolution is one second.
     ///
-    /// Filter: the given one; running jobs are those that the roster lists. Index: `_id` or `archived_by_end` in
-    /// descending order up to the limit, or for [`LOOK_LIMIT`]. Invariant: I9, a document that cannot be decoded hides
-    /// no other. A job that moves between the reads is listed once, because the archive is read last and takes
-    /// precedence.
+    /// A document that cannot be decoded hides no other, and a job that moves between the reads is listed once.
+    ///
+    /// # Errors
+    /// When MongoDB cannot be used, or needs more than eight seconds to find them: narrow the filter.
     pub async fn jobs(&self, filter: &JobFilter, page: Page) -> Result<Listed, StoreError> {
+        // Running jobs are those that the roster lists. The archive is read last and takes precedence.
         let store = self.store();
         let by_id = doc! { "_id": -1 };
         match filter.state {

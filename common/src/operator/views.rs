@@ -83,9 +83,11 @@ pub struct LaneCounts {
 }
 
 impl Client {
-    /// One job from either collection. See [`Store::jobs_by_id`].
+    /// One job, whether it waits, runs or is archived, as its document: [`Job::try_from`](crate::job::Job) decodes it. `None` if there is no
+    /// job with this id: it was never enqueued, its transaction is not committed, or it was deleted.
     ///
-    /// Index: `_id`. Invariant: I1, it is in one of them.
+    /// # Errors
+    /// When MongoDB cannot be used.
     pub async fn job(&self, job: JobId) -> Result<Option<StoredJob>, StoreError> {
         Ok(self.store().jobs_by_id(&[job]).await?.remove(&job))
     }

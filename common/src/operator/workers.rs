@@ -16,6 +16,7 @@ use crate::{
 
 /// A change of what is wanted of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum WorkerChange {
     /// Take no more jobs until a resume.
     Quiet,
@@ -27,6 +28,7 @@ pub enum WorkerChange {
 
 /// The workers that a change is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Chosen {
     /// These.
     Ids(Vec<WorkerId>),
@@ -38,6 +40,7 @@ pub enum Chosen {
 
 /// The outcome of a change for one worker. In a dry run, the outcome that the change would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Asked {
     /// The request is written.
     Done,
@@ -71,6 +74,7 @@ impl Asked {
 
 /// The outcome for one worker, and where the worker is.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Answer {
     /// The worker.
     pub worker: WorkerId,

@@ -49,6 +49,7 @@ pub use self::time_table::TimeTable;
 
 /// The input of a policy: a job and the executions that ended before the current one.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub struct History<'a> {
     /// The id of the job, from which jitter is computed.
     pub job: JobId,
@@ -69,6 +70,7 @@ pub struct History<'a> {
 
 /// The decision for a job that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Decision {
     /// Retry it this long after the failure.
     RetryAfter(Duration),

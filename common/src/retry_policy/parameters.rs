@@ -17,6 +17,7 @@ pub(super) const DEEPEST: usize = 16;
 /// Why a retry policy cannot be created. The message names the class (if it was decoded) and the parameter, and
 /// suggests a valid value. It is complete: there is no `source`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum InvalidPolicy {
     /// A parameter is missing or invalid.
     #[error("`{parameter}` {problem}")]

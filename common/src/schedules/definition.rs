@@ -24,6 +24,7 @@ const TRIES: u32 = 5;
 
 /// What a declaration has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Declared {
     /// There was no schedule with this name.
     Created,

@@ -66,11 +66,11 @@ pub enum ResultError {
 }
 
 impl Client {
-    /// Returns the outcome of a job of this class. [`Store::job`] describes the read. Of a job with
+    /// Returns the outcome of a job of this class. [`Client::job`] describes the read. Of a job with
     /// [`Keep::Failures`](crate::job::Keep::Failures) that has succeeded, nothing remains, and the outcome is [`JobResult::Unknown`].
     ///
     /// ```no_run
-    /// # use recruiter_common::{JobId, JobResult, Store, Workable};
+    /// # use recruiter_common::{Client, JobId, JobResult, Workable};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct Sum { numbers: Vec<i64> }
     /// impl Workable for Sum {
@@ -78,8 +78,8 @@ impl Client {
     ///     type Output = i64;
     /// }
     ///
-    /// # async fn example(store: Store, id: JobId) -> Result<(), Box<dyn std::error::Error>> {
-    /// match store.result_of::<Sum>(id).await? {
+    /// # async fn example(client: Client, id: JobId) -> Result<(), Box<dyn std::error::Error>> {
+    /// match client.result_of::<Sum>(id).await? {
     ///     JobResult::Done(sum) => println!("it is {sum}"),
     ///     other => println!("{other:?}"),
     /// }

@@ -49,7 +49,7 @@ impl Enqueued {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use recruiter_common::{Store, WaitError, Workable};
+    /// # use recruiter_common::{Client, WaitError, Workable};
     /// # #[derive(serde::Serialize, serde::Deserialize)]
     /// # struct Sum { numbers: Vec<i64> }
     /// impl Workable for Sum {
@@ -57,9 +57,9 @@ impl Enqueued {
     ///     type Output = i64;
     /// }
     ///
-    /// # async fn example(store: Store) -> Result<(), Box<dyn std::error::Error>> {
-    /// let enqueued = Sum { numbers: vec![1, 2, 3] }.as_job().enqueue(&store).await?;
-    /// match enqueued.wait::<Sum>(&store, Duration::from_secs(30)).await {
+    /// # async fn example(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let enqueued = Sum { numbers: vec![1, 2, 3] }.as_job().enqueue(&client).await?;
+    /// match enqueued.wait::<Sum>(&client, Duration::from_secs(30)).await {
     ///     Ok(sum) => println!("it is {sum}"),
     ///     Err(WaitError::TimedOut { job, .. }) => println!("{job} still runs"),
     ///     Err(other) => return Err(other.into()),

@@ -287,7 +287,7 @@ impl Installation {
         let mongod = tokio::task::spawn_blocking(move || find_or_fetch(mongod.as_deref(), &tell)).await??;
         let mongo = EmbeddedMongo::start(options(mongod)).await?;
         let uri = mongo.uri_for(DEFAULT_DATABASE);
-        let connect = ConnectArgs { connect_timeout: Some(READY_WITHIN), ..ConnectArgs::to(uri.clone()) };
+        let connect = ConnectArgs::to(uri.clone()).timeout(READY_WITHIN);
         let store = Store::connect(&connect, "recruiter").await?;
         let mut this = Self { fleet: Fleet::start(plan, uri)?, store, mongo };
         match this.fleet.ready(&this.store).await {

@@ -176,7 +176,7 @@ pub(crate) async fn run(
     if !args.all && !filtered && said.state.is_none() {
         return Err(usage(format!("name the jobs to be {}: by ids, by filters (--help lists them), or by --all", participle(change))));
     }
-    JobFilter { since: None, until: None, ..said }.narrowed_to(change).map_err(usage)?;
+    said.whenever().narrowed_to(change).map_err(usage)?;
     let asks = !args.yes && !args.dry_run;
     if asks && !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         return Err(usage("no terminal to ask for confirmation on: add --yes to make the changes, or --dry-run to report them"));

@@ -96,7 +96,7 @@ fn write_event(out: &mut impl Write, event: Event, format: Format) -> std::io::R
     if format.json {
         return json_line(out, event.into_document());
     }
-    let Event { topic, at, details } = event;
+    let Event { topic, at, details, .. } = event;
     let details: Vec<String> = details
         .iter()
         .map(|(name, value)| {

@@ -5,7 +5,6 @@ use std::{io::Write, ops::ControlFlow};
 use anyhow::{anyhow, bail};
 use clap::Args;
 use recruiter_common::{
-    JobFilter,
     exit::Exit,
     instant::Instant,
     shutdown::Shutdown,
@@ -46,7 +45,7 @@ pub(super) struct ExportArgs {
 /// When the filters contradict each other, MongoDB cannot be used, or a job has no such form. The others are written.
 pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let given = args.filter.clone().at(Instant::UNIX_EPOCH);
-    JobFilter { since: None, until: None, ..given }.narrowed_to_export().map_err(usage)?;
+    given.whenever().narrowed_to_export().map_err(usage)?;
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let filter = args.filter.at(store.now()).narrowed_to_export().map_err(usage)?;
     let (mut count, mut without, mut written) = (0_u64, 0_u64, Ok(()));

@@ -124,7 +124,10 @@ impl FilterArgs {
         let Self { state, group, class, tag, urn, why, error_class, message, since, until } = self;
         let [since, until] = [since, until].map(|when| when.map(|when| when.by(now)));
         let (state, stage) = (state.map(State::place), state.and_then(State::stage).map(|stage| (stage, now)));
-        JobFilter { state, stage, group, class, tag, urn, why, failed: false, error_class, message, since, until }
+        let mut filter = JobFilter::default();
+        (filter.state, filter.stage, filter.group, filter.class, filter.tag, filter.urn) = (state, stage, group, class, tag, urn);
+        (filter.why, filter.error_class, filter.message, filter.since, filter.until) = (why, error_class, message, since, until);
+        filter
     }
 }
 

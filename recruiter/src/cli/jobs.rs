@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use bson::{Bson, Document, RawDocumentBuf};
 use clap::{Args, Subcommand};
 use recruiter_common::{
-    JobFilter, Page, Reason,
+    Page, Reason,
     control::Change,
     failure::Failure,
     ids::JobId,
@@ -160,12 +160,13 @@ pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shu
 
 async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let ListArgs { filter, limit, page_after, format } = args;
-    JobFilter { since: None, until: None, ..filter.clone().at(Instant::UNIX_EPOCH) }.check().map_err(usage)?;
+    filter.clone().at(Instant::UNIX_EPOCH).whenever().check().map_err(usage)?;
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let now = store.now();
     let filter = filter.at(now);
     filter.check().map_err(usage)?;
-    let page = Page { whole: format.json, limit, after: page_after };
+    let mut page = Page::first(limit);
+    (page.whole, page.after) = (format.json, page_after);
     let listed = store.jobs(&filter, page).await.map_err(|error| {
         if error.is_too_slow() {
             anyhow!(error).context(format!(

@@ -120,7 +120,7 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
                 return Err(usage(anyhow!("`recruiter groups set --most-waiting N {group}` sets how many jobs may wait in a group")));
             }
             let store = Store::connect(connect.clone(), "recruiter limits").await?;
-            let limit = Limit { capacity: limit.capacity, rate: limit.rate };
+            let limit = Limit::new(limit.capacity, limit.rate);
             store.limits().set(&name, limit).await.map_err(refused)?;
             if group_of_resource(&name).is_none() {
                 store.limits().set_most_waiting(&name, most_waiting).await.map_err(refused)?;

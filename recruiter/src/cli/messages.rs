@@ -97,7 +97,7 @@ pub(super) async fn subscribe(
 }
 
 fn write_message(out: &mut impl Write, message: Message, format: Format) -> std::io::Result<()> {
-    let Message { topic, body, at, position } = message;
+    let Message { topic, body, at, position, .. } = message;
     if format.json {
         let at = at.map_or(Bson::Null, |at| bson::DateTime::from_chrono(at).into());
         return json_line(out, doc! { "topic": topic, "body": body, "at": at, "position": position.to_string() });

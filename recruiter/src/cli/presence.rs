@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, io::Write};
 
-pub(super) use recruiter_common::workers::{Presence, Worker};
+pub(super) use recruiter_common::workers::Worker;
 use recruiter_common::{enqueue::NewJob, store::Store};
 
 use super::output::printable;

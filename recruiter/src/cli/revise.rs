@@ -42,7 +42,7 @@ impl NewContent {
                 InvalidRevision::Policy(policy) if policy.is_unknown_policy() => {
                     usage(format!("{problem}; if your workers know it, add --custom-policy"))
                 }
-                InvalidRevision::Policy(_) | InvalidRevision::Group(_) => usage(problem),
+                InvalidRevision::Policy(_) | InvalidRevision::Group(_) | _ => usage(problem),
             })?;
         }
         if let Some(group) = self.to_group {

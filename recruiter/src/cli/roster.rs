@@ -13,7 +13,7 @@ use recruiter_common::{
 
 use super::{
     output::{Column, Format, Row, Screen, briefly_apart, json_line, printable, table, with_state},
-    presence::{Presence, Worker},
+    presence::Worker,
 };
 
 /// The arguments of `roster`.
@@ -32,7 +32,7 @@ const STATE: usize = 1;
 /// When MongoDB cannot be used.
 pub(super) async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
-    let Presence(workers) = store.workers().list().await?;
+    let workers = store.workers().list().await?.0;
     let leader = store.leader().await?;
     if args.format.json {
         workers.into_iter().try_for_each(|worker| {

@@ -319,7 +319,7 @@ mod tests {
     /// Two permits, both held by the first worker. The second one accepts more jobs.
     #[test]
     fn jobs_of_a_full_resource_go_ahead_to_its_holders_unless_an_earlier_one_waits_for_it() {
-        let capacity = Limit { capacity: Some(2), rate: None };
+        let capacity = Limit::capacity(2);
         let limits = ["printer", "scanner"].map(|name| (name.to_owned(), capacity)).into();
         let gated = |gate: &str, age| ScheduledJob { gate: Some(gate.into()), ..job("a", "x", 5, age) };
         let given = |jobs: &[ScheduledJob]| {
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_worker_of_an_earlier_release_gets_no_limited_jobs() {
-        let limits = [("printer".to_owned(), Limit { capacity: Some(2), rate: None })].into();
+        let limits = [("printer".to_owned(), Limit::capacity(2))].into();
         let mut admission = Admission::begin(Settings { limits, ..Settings::default() }, &[], KeptCells::default(), NOW);
         let fleet = fleet(vec![AvailableWorker { held_permits: None, ..available(&["*"], &["x"], 3) }]);
         let limited = ScheduledJob { gate: Some("printer".into()), ..job("a", "x", 5, 0) };

@@ -44,7 +44,7 @@ async fn a_job_is_shown_where_it_is() {
     let held = setting.start(worker, [running, orphaned, archived]).await;
     assert_eq!(setting.archive(&[setting.done(&held[2])]).await, [Recorded::Yes]);
     setting.set("roster", worker, doc! { "working_on": [running, assigned] }).await;
-    let page = |limit| Page { limit, ..Page::default() };
+    let page = Page::first;
     let found = |jobs: Vec<RawDocumentBuf>| set_of(jobs.iter().map(|job| JobId::from(job.get_object_id("_id").unwrap())));
     let listed = async |state| found(setting.store.jobs(&JobFilter { state, ..JobFilter::default() }, page(9)).await.unwrap().jobs);
     let walked = async |state| {
@@ -69,7 +69,7 @@ async fn a_job_is_shown_where_it_is() {
     let by_id = setting.store.jobs_by_id(&[waiting, archived]).await.unwrap();
     assert_eq!(set_of(by_id.iter().map(|(id, stored)| (*id, stored.is_archived))), set_of([(waiting, false), (archived, true)]));
     let newest = *[waiting, assigned, running, orphaned, archived].iter().max().unwrap();
-    let behind = Page { after: Some(newest), ..page(9) };
+    let behind = page(9).after(newest);
     let behind = found(setting.store.jobs(&JobFilter::default(), behind).await.unwrap().jobs);
     assert_eq!((behind.len(), behind.contains(&newest)), (4, false));
     assert_eq!(setting.store.running().await.unwrap().into_iter().collect::<Vec<_>>(), [("generic".to_owned(), 1)]);

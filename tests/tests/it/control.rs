@@ -424,7 +424,7 @@ async fn stats_name_pauses_and_limits_that_jobs_wait_for() {
     assert_eq!(reasons, ["limit-full", "limit-undefined", "paused"], "{json}");
     let mut control = world.store.control(false);
     control.change(&Change::Cancel, &[long]).await.unwrap();
-    let all = JobFilter { group: Some("mail".into()), ..JobFilter::default() }.narrowed_to(&Change::Cancel).unwrap();
+    let all = JobFilter::default().group("mail").narrowed_to(&Change::Cancel).unwrap();
     let report = control.change_all(&Change::Cancel, &all, |_, _| std::ops::ControlFlow::Continue(())).await.unwrap();
     assert_eq!(report.count("cancelled"), 1);
 }

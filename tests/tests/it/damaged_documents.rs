@@ -198,9 +198,9 @@ async fn no_document_of_any_collection_stops_the_others() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let rate = Rate::new(1_000, Duration::from_secs(1), 1_000).unwrap();
-    store.limits().set("printer", Limit { capacity: Some(2), rate: Some(rate) }).await.unwrap();
+    store.limits().set("printer", Limit::new(Some(2), Some(rate))).await.unwrap();
     let slow = Rate::new(6, Duration::from_secs(60), 6).unwrap();
-    store.limits().set("slow", Limit { capacity: None, rate: Some(slow) }).await.unwrap();
+    store.limits().set("slow", Limit::rate(slow)).await.unwrap();
     let ticks = Schedule::every(Duration::from_secs(1)).unwrap().job(noop());
     store.schedules().declare("ticks", &ticks).await.unwrap();
     let declared = store.consumers().declare("news", [Pattern::new("news.*").unwrap()], noop(), From::Now).await;

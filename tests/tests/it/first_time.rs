@@ -136,7 +136,7 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
     let store = store(&database).await;
     let worker = Local::worker(&database, Worker::new().register::<Unit>(()).unwrap(), &["--lease", "10m"]);
     wait_until(SOON, "it is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
-    store.limits().set("customer:*", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    store.limits().set("customer:*", Limit::capacity(1)).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("graph.json");
     fs::write(&file, r#"{"jobs": {"a": {"class": "Unit", "limits": ["scaner"]}, "b": {"class": "nosuch"}}}"#).unwrap();

@@ -161,7 +161,7 @@ async fn no_job_starts_in_a_maintenance_window_and_all_go_on_after_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reasons_of_a_group_are_counted() {
     let world = world(&["5"]).await;
-    world.store.limits().set("printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    world.store.limits().set("printer", Limit::capacity(1)).await.unwrap();
     let running = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Any).await.unwrap();
     world.wait_for("it runs", async || world.started().await == 1).await;
     for _ in 0..4 {
@@ -189,7 +189,7 @@ async fn the_reasons_of_a_group_are_counted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limited_job_gets_a_slot_among_many_short_ones() {
     let world = world(&["2"]).await;
-    world.store.limits().set("printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    world.store.limits().set("printer", Limit::capacity(1)).await.unwrap();
     let jobs_are_ahead = async || {
         if world.count("scheduled", doc! {}).await < 2_000 {
             world.store.enqueue_many((0..3_000).map(|_| Entry::lasting(3))).await.unwrap();

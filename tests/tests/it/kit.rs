@@ -189,7 +189,7 @@ async fn what_is_due_is_drained_in_order_and_what_was_enqueued_is_listed() {
     step("fails", 1).as_job().tag("t").limit("printer").enqueue(&store).await.unwrap();
     step("later", 0).as_job().after(Duration::from_secs(1_800)).enqueue(&store).await.unwrap();
     NewJob::of_class("unknown", doc! {}).enqueue(&store).await.unwrap();
-    let listed = enqueued::<Step>(&store, JobFilter { group: Some("first".into()), ..JobFilter::default() }).await.unwrap();
+    let listed = enqueued::<Step>(&store, JobFilter::default().group("first")).await.unwrap();
     assert!(listed.len() == 1 && listed[0].workable == step("next", 0) && listed[0].job.settings.priority() == Priority::MAX);
     assert_eq!(enqueued::<Step>(&store, JobFilter::default()).await.unwrap().len(), 4);
     assert_eq!(enqueued::<Compute>(&store, JobFilter::default()).await.unwrap().len(), 0);

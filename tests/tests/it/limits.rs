@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use super::cli::recruiter;
 
 fn capacity(capacity: u32) -> Limit {
-    Limit { capacity: Some(capacity), rate: None }
+    Limit::capacity(capacity)
 }
 
 pub(super) async fn world(workers: &[&str]) -> World {
@@ -133,7 +133,7 @@ async fn starts_follow_a_rate_across_leaders() {
     best_of_three(Duration::from_secs(15), "300 starts as the rate allows", async || {
         let mut world = world(&["50"]).await;
         world.start(Role::Recruiter, &[], &[]);
-        world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
+        world.limit("api", Limit::rate(rate)).await;
         for _ in 0..300 {
             world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
         }
@@ -156,7 +156,7 @@ async fn jobs_with_a_rate_start_over_a_slow_network() {
     let line = Proxy::before(world.database.uri()).await;
     line.slow(Duration::from_millis(80), 10_000_000);
     world.start_at(&line.uri(world.database.name()), Role::Worker, &["--lease", "20s"], &[]);
-    world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
+    world.limit("api", Limit::rate(rate)).await;
     for _ in 0..5 {
         world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
     }
@@ -172,7 +172,7 @@ async fn a_new_leader_goes_on_with_a_slow_rate() {
     best_of_three(Duration::from_millis(9_500), "two starts, six seconds apart,", async || {
         let mut world = world(&["5"]).await;
         world.start(Role::Recruiter, &[], &[]);
-        world.limit("api", Limit { capacity: None, rate: Some(rate) }).await;
+        world.limit("api", Limit::rate(rate)).await;
         for _ in 0..2 {
             world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
         }
@@ -192,7 +192,7 @@ async fn a_new_leader_goes_on_with_a_slow_rate() {
 async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
     let set = async |world: &World, rate: &str| {
         for name in ["api", "customer:*", "@mail"] {
-            world.store.limits().set(name, Limit { capacity: None, rate: Some(rate.parse().unwrap()) }).await.unwrap();
+            world.store.limits().set(name, Limit::rate(rate.parse().unwrap())).await.unwrap();
         }
     };
     let enqueue = async |world: &World, count: usize| {

@@ -188,7 +188,7 @@ async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let diary = Arc::new(Diary::default());
-    store.limits().set("@small", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    store.limits().set("@small", Limit::capacity(1)).await.unwrap();
     let here = optimistic(&store, &diary).await;
     let job = || errand("a").as_job();
     let id = JobId::new();

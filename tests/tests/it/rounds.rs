@@ -461,7 +461,7 @@ async fn jobs_with_a_gate_are_assigned_like_any_other() {
         job.extend(doc! { "group": group, "gate": gate });
         job
     };
-    let ample = Limit { capacity: Some(100), rate: None };
+    let ample = Limit::capacity(100);
     store.limits().set("customer:*", ample).await.unwrap();
     store.limits().set("printer", ample).await.unwrap();
     // One group with many gates; many groups with a gate; both have jobs without one.

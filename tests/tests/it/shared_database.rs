@@ -150,7 +150,7 @@ async fn views_and_collections_with_options_of_others_are_refused_even_if_they_a
 async fn what_looks_like_ours_is_adopted_and_listed() {
     let database = TestDatabase::new().await;
     let own = store(&database).await;
-    own.limits().set("api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    own.limits().set("api", Limit::capacity(1)).await.unwrap();
     let system = System::start(&database, Setup::default());
     let jobs = [NewJob::of_class("noop", doc! {}).limit("api"), NewJob::of_class("noop", doc! {}).expires_after(SOON)];
     for job in jobs {
@@ -235,7 +235,7 @@ async fn a_collection_with_a_validator_or_without_documents_is_refused_before_th
         let before = everything_in(&database).await;
         let own = Client::from_database(database.database().clone());
         assert_eq!(foreign_in(&own.ensure_schema().await.unwrap_err()), format!("`{name}`"));
-        let limit = Limit { capacity: Some(1), rate: None };
+        let limit = Limit::capacity(1);
         own.limits().set("api", limit).await.unwrap_err();
         own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
         assert_eq!(everything_in(&database).await, before);
@@ -290,7 +290,7 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
     let own = Client::from_database(database.database().clone()).with_collection_prefix(PREFIX).unwrap();
     own.ensure_schema().await.unwrap();
     own.prepare_unique_jobs().await.unwrap();
-    own.limits().set("api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    own.limits().set("api", Limit::capacity(1)).await.unwrap();
     let noop = || NewJob::of_class("noop", doc! {});
     let mut jobs = vec![
         noop().enqueue(&own).await.unwrap().id,
@@ -455,7 +455,7 @@ async fn hidden_indexes_keep_nothing_from_working() {
 /// Processes that start now, and a store that was there before: jobs with and without a limit are done, retention deletes, and commands
 /// answer. The warnings name the indexes and a remedy.
 async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy: &str) {
-    before.limits().set("api", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    before.limits().set("api", Limit::capacity(1)).await.unwrap();
     let old = doc! { "workable": { "class": "old" }, "last_execution": { "ended_at": bson::DateTime::from_millis(5) } };
     // Covered by a period of its own.
     let hours_ago = |hours: i64| bson::DateTime::from_chrono(before.now() - chrono::TimeDelta::hours(hours));

@@ -164,7 +164,7 @@ async fn jobs_of_a_graph_wait_for_others_and_for_no_date() {
 #[tokio::test]
 async fn a_rate_says_until_when() {
     let stage = Stage::new().await;
-    let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
+    let rate = |starts, per| Limit::rate(Rate::new(starts, Duration::from_secs(per), starts).unwrap());
     stage.store.limits().set("fast", rate(10, 1)).await.unwrap();
     stage.store.limits().set("slow", rate(2, 60)).await.unwrap();
     let minute_ago = stage.store.now() - TimeDelta::minutes(1);
@@ -208,7 +208,7 @@ async fn an_absent_cleaner_is_noticed() {
     stage.store.register(&living).await.unwrap();
     let offer = doc! { "$set": { "available": true, "free": 10, "last_seen_at": bson::DateTime::now() } };
     stage.database.raw("roster").update_one(doc! { "_id": living.id }, offer).await.unwrap();
-    stage.store.limits().set("printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    stage.store.limits().set("printer", Limit::capacity(1)).await.unwrap();
     stage.set_worker(doc! { "held_permits": ["printer#0"] }).await;
     let waits = stage.insert(doc! { "gate": "printer" }).await;
     let why = stage.check(waits, Reason::NoCleaner, "`printer` is full: at most 1 at a time").await;
@@ -276,7 +276,7 @@ async fn a_pause_that_is_not_valid_makes_no_limit_invalid() {
     let stage = Stage::new().await;
     let pauses = stage.database.raw("pauses");
     pauses.insert_one(doc! { "_id": "printer" }).bypass_document_validation(true).await.unwrap();
-    stage.store.limits().set("printer", Limit { capacity: Some(1), rate: None }).await.unwrap();
+    stage.store.limits().set("printer", Limit::capacity(1)).await.unwrap();
     let job = stage.insert(doc! { "gate": "printer" }).await;
     stage.check(job, Reason::Assignable, "").await;
     let settings = stage.store.settings().await.unwrap();

@@ -62,7 +62,7 @@ impl Context {
     /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), must not keep it, and must not
     /// end the transaction. Progress, checkpoints and log lines of `body` are written after it; it cannot
     /// [wait](Context::save_checkpoint) for them. Return the value of this call from `execute`: after the commit the job has ended, and nothing that follows
-    /// changes its end. [`Store::announce_jobs`] after this call notifies the recruiter of the jobs that `body` has enqueued.
+    /// changes its end. [`Client::announce_jobs`] after this call notifies the recruiter of the jobs that `body` has enqueued.
     ///
     /// ```no_run
     /// # use recruiter_worker::{bson::doc, Context, Executable, NotDone, Workable};

@@ -42,7 +42,7 @@ pub enum EnqueuedError {
 ///
 /// ```no_run
 /// use recruiter_testing::enqueued;
-/// use recruiter_worker::{Client, Workable, common::store::JobFilter};
+/// use recruiter_worker::{Client, Workable, common::JobFilter};
 ///
 /// #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 /// struct SendMail {
@@ -57,7 +57,7 @@ pub enum EnqueuedError {
 /// # async fn sign_up(client: &Client, name: &str) {}
 /// # async fn example(client: &Client) -> Result<(), Box<dyn std::error::Error>> {
 /// sign_up(client, "ada@example.org").await;
-/// let mails = enqueued::<SendMail>(client, JobFilter { group: Some("mail".into()), ..JobFilter::default() }).await?;
+/// let mails = enqueued::<SendMail>(client, JobFilter::default().group("mail")).await?;
 /// assert_eq!(mails.len(), 1);
 /// assert_eq!(mails[0].workable.to, "ada@example.org");
 /// # Ok(())
@@ -68,7 +68,7 @@ pub enum EnqueuedError {
 /// When MongoDB cannot be used, or the parameters of a job are not those of the class.
 pub async fn enqueued<W: Workable>(client: &Client, filter: JobFilter) -> Result<Vec<EnqueuedJob<W>>, EnqueuedError> {
     let store = Store::from(client.clone());
-    let filter = JobFilter { state: Some(StateFilter::Scheduled), class: Some(W::CLASS.into()), ..filter };
+    let filter = filter.state(StateFilter::Scheduled).class(W::CLASS);
     let (mut walk, mut all) = (Walk::new(filter), Vec::new());
     while let Some(found) = store.next_matches(&mut walk).await? {
         let ids: Vec<JobId> = found.iter().map(|found| found.job).collect();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use recruiter_common::{Client, NewJob, enqueue::EnqueueError, instant::Instant, job::Job};
+use recruiter_common::{Client, NewJob, enqueue::EnqueueError, instant::Instant};
 
 use recruiter_worker::{
     Ran, Worker,
@@ -109,7 +109,8 @@ impl<'a> Inline<'a> {
     pub async fn run(self, job: NewJob) -> Result<Ran, InlineError> {
         let Self { worker, attempt, now: given, client } = self;
         let now = || given.unwrap_or_else(|| bson::DateTime::now().to_chrono());
-        let job = Job { attempts: attempt - 1, ..job.to_job(now())? };
+        let mut job = job.to_job(now())?;
+        job.attempts = attempt - 1;
         let solo = Solo::new(worker, client.map(|client| Arc::new(client.into())), Arc::new(job))?;
         let mut execution = solo.execute(now(), now).await;
         execution.hooks().await;

@@ -20,6 +20,7 @@ pub struct Alteration {
 
 /// Why new values cannot be given to any job.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum InvalidAlteration {
     /// No value is given.
     #[error("nothing is to be changed: give a priority, a group or a due date")]

@@ -11,6 +11,7 @@ use crate::{
 
 /// A change to jobs.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Change {
     /// Enqueues an archived job again under another id, which its archived document stores as `retried_as`. Makes a
     /// waiting job due now.
@@ -30,6 +31,7 @@ pub enum Change {
 
 /// The outcome of a change for one job. In a dry run, the outcome that the change would have.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Changed {
     /// It was archived and is enqueued again.
     EnqueuedAgain {
@@ -85,6 +87,7 @@ impl Changed {
 
 /// The reason why a job was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Refusal {
     /// There is no job with this id.
     #[error("no job has this id, neither in `scheduled` nor in `archived`")]

@@ -8,6 +8,7 @@ use crate::{
 
 /// The reason why a filter cannot match any job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Contradiction {
     /// Only archived jobs have a reason.
     #[error("only archived jobs have a finish reason (`why`): select the state `archived`, or no state")]

@@ -46,6 +46,7 @@ pub use self::{
     revision::{InvalidRevision, Revision},
 };
 use super::select::{JobFilter, Match, Walk};
+pub use crate::enqueue::spec::UnknownPolicies;
 use crate::{
     base::{ids::JobId, instant::Instant, telemetry::chain},
     hints::Hint,
@@ -67,6 +68,7 @@ const ANNOUNCED: usize = 64;
 
 /// The progress of a change of many jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Report {
     /// Number of examined documents, matching or not.
     pub looked_at: u64,

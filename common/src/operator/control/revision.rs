@@ -22,6 +22,7 @@ pub struct Revision {
 
 /// Why a job cannot be retried with new content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum InvalidRevision {
     /// The name of the group is not valid.
     #[error(transparent)]

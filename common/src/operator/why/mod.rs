@@ -1,14 +1,14 @@
 //! Why a job does not run, and what to do about it.
 //!
-//! [`Store::why`] names the first [`Reason`], in the order in which the system would meet them. Limits, pauses and rates are judged by the
+//! [`Client::why`] names the first [`Reason`], in the order in which the system would meet them. Limits, pauses and rates are judged by the
 //! same function as in the recruiter ([`Settings::admit`](crate::limits::Settings::admit)). The commands `recruiter jobs why`, `groups why`
 //! and `stats` take their words from here.
 //!
 //! ```no_run
-//! use recruiter_common::{JobId, Reason, Store};
+//! use recruiter_common::{Client, JobId, Reason};
 //!
-//! # async fn example(store: &Store, job: JobId) -> Result<(), Box<dyn std::error::Error>> {
-//! if let Some(why) = store.why(job).await? {
+//! # async fn example(client: &Client, job: JobId) -> Result<(), Box<dyn std::error::Error>> {
+//! if let Some(why) = client.why(job).await? {
 //!     println!("{}: {}", why.reason, why.text);
 //!     assert_ne!(why.reason, Reason::NoWorker);
 //! }
@@ -46,7 +46,7 @@ const POLICIES: usize = 1_000;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WhyGroup {
-    /// Each reason with the number of its jobs, those with the most jobs first. A number of [`COUNTED`](crate::operator::views::COUNTED) or more may be
+    /// Each reason with the number of its jobs, those with the most jobs first. A number of a million or more may be
     /// higher.
     pub reasons: Vec<(Why, u64)>,
     /// Whether all kinds of jobs were examined, and not only the first [`LANES`].

@@ -84,7 +84,7 @@ impl BurnDown {
         };
         for (name, capacity) in [("all", self.capacity), ("key:*", self.keys.map(|_| 1))] {
             if capacity.is_some() {
-                stage.store.limits().set(name, Limit { capacity, rate: None }).await?;
+                stage.store.limits().set(name, Limit::new(capacity, None)).await?;
             }
         }
         let ends = Ends::of(self.jobs, self.keep_failures);

@@ -372,7 +372,7 @@ mod tests {
     }
 
     fn capacity(capacity: u32) -> Limit {
-        Limit { capacity: Some(capacity), rate: None }
+        Limit::capacity(capacity)
     }
 
     fn limited<const N: usize>(limits: [(&str, Limit); N]) -> Admission {
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn jobs_of_a_full_resource_wait_in_the_workers_that_hold_its_permits() {
-        let rate = Limit { rate: Some(Rate::new(1, Duration::from_secs(1), 1).unwrap()), ..capacity(1) };
+        let rate = Limit::new(Some(1), Some(Rate::new(1, Duration::from_secs(1), 1).unwrap()));
         let (mut admission, worker) = (limited([("printer", capacity(1)), ("api", rate), ("customer:*", capacity(1))]), WorkerId::new());
         admission.confirm(&[holder(worker, &["printer#0"])]);
         assert_eq!(admission.room(&lane("printer"), at(0)), 0, "an earlier leader has granted it");
@@ -472,7 +472,7 @@ mod tests {
 
     #[test]
     fn a_new_leader_goes_on_with_a_slow_rate_where_the_last_one_was() {
-        let hourly = Limit { capacity: None, rate: Some(Rate::new(1, Duration::from_secs(3_600), 1).unwrap()) };
+        let hourly = Limit::rate(Rate::new(1, Duration::from_secs(3_600), 1).unwrap());
         let settings = Settings { limits: [("api".into(), hourly)].into(), ..Settings::default() };
         let begin = |kept: KeptCells, ms: i64| Admission::begin(settings.clone(), &[], kept, at(ms));
         let mut first = begin(KeptCells::default(), 0);
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn a_faster_rate_holds_at_once() {
-        let rate = |starts, per| Limit { capacity: None, rate: Some(Rate::new(starts, Duration::from_secs(per), starts).unwrap()) };
+        let rate = |starts, per| Limit::rate(Rate::new(starts, Duration::from_secs(per), starts).unwrap());
         let mut admission = limited([("api", rate(1, 3_600))]);
         admission.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap();
         assert!(matches!(admission.way(&lane("api"), at(10)).err(), Some(Refusal::Rate { until, .. }) if until > at(3_000_000)));

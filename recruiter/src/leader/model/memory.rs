@@ -385,7 +385,7 @@ impl Database for Memory {
     }
 
     async fn settings(&self) -> Result<Settings, StoreError> {
-        let limit = Limit { capacity: Some(self.capacity), rate: None };
+        let limit = Limit::capacity(self.capacity);
         let gates: BTreeSet<String> = self.data.borrow().jobs.iter().filter_map(|job| job.job.gate.clone()).collect();
         Ok(Settings { limits: gates.into_iter().map(|gate| (gate, limit)).collect(), ..Settings::default() })
     }

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn sleeping_lanes_that_may_not_start_a_job_are_passed_over_and_their_dates_are_known() {
-        let limit = |rate| Limit { capacity: None, rate };
+        let limit = |rate| Limit::new(None, rate);
         let rate = Rate::new(1, Duration::from_secs(60), 1).unwrap();
         let settings = Settings { limits: [("slow".into(), limit(Some(rate)))].into(), ..Settings::default() };
         let mut admission = Admission::begin(settings, &[], KeptCells::default(), date(NOW));
