@@ -95,7 +95,10 @@
 //! | `process` | what the three programs are besides Recruiter: logs, exit codes, the service manager |
 //! | `store` | the operations of the three programs: what the rooms export for them |
 
-#![cfg_attr(not(feature = "protocol"), allow(dead_code, unreachable_pub, unused_imports, reason = "the programs use it"))]
+#![cfg_attr(
+    not(feature = "protocol"),
+    allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, unused_imports, reason = "the programs use it")
+)]
 
 mod base;
 pub mod consumers;

@@ -73,9 +73,7 @@ impl Schedules {
     /// # Errors
     /// When there is none with this name, it is invalid, or MongoDB cannot be used.
     pub async fn find(&self, name: &str) -> Result<StoredSchedule, ScheduleError> {
-        let found = self.0.schedules_by_name(&[name.to_owned()]).await?.pop();
-        let found = found.ok_or_else(|| ScheduleError::Unknown { name: name.into() })?;
-        StoredSchedule::try_from(found).map_err(|problem| ScheduleError::Corrupt { name: name.into(), problem })
+        read(&self.0, name).await
     }
 
     /// Pauses a schedule: its slots pass without a run. Returns whether it was running; the first pause is kept.
@@ -107,7 +105,7 @@ impl Schedules {
     /// When there is no such schedule, it is invalid, or MongoDB cannot be used.
     pub async fn resume(&self, name: &str) -> Result<bool, ScheduleError> {
         self.0.fresh_clock().await?;
-        let found = self.find(name).await?;
+        let found = read(&self.0, name).await?;
         Ok(self.0.resume_schedule_if_paused(name, found.schedule.counting_from(name, self.0.now())).await?)
     }
 
@@ -118,7 +116,7 @@ impl Schedules {
     /// When there is no such schedule, it is invalid, its job cannot be enqueued, or MongoDB cannot be used. After a [`StoreError`] the job may
     /// have been enqueued.
     pub async fn run_now(&self, name: &str) -> Result<JobId, ScheduleError> {
-        let found = self.find(name).await?;
+        let found = read(&self.0, name).await?;
         let job = found.schedule.job.ok_or(InvalidSchedule::NoJob)?.of_schedule(doc! { "name": name, "manual": true });
         let enqueued = job.enqueue(&self.0).await.map_err(|source| ScheduleError::Enqueue { name: name.into(), source })?;
         let run = Run { slot: None, job: enqueued.id, at: self.0.now() };
@@ -153,6 +151,12 @@ impl Store {
         self.announce_jobs(groups).await;
         Ok(is_advanced)
     }
+}
+
+async fn read(store: &Store, name: &str) -> Result<StoredSchedule, ScheduleError> {
+    let found = store.schedules_by_name(&[name.to_owned()]).await?.pop();
+    let found = found.ok_or_else(|| ScheduleError::Unknown { name: name.into() })?;
+    StoredSchedule::try_from(found).map_err(|problem| ScheduleError::Corrupt { name: name.into(), problem })
 }
 
 async fn exists(store: &Store, name: &str) -> Result<(), ScheduleError> {

@@ -87,6 +87,7 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
 async fn overtaken(ageing: Option<Duration>) -> usize {
     let mut world = World::new().await;
     world.store.groups().set_ageing("generic", ageing).await.unwrap();
+    assert_eq!(world.store.groups().list().await.unwrap().get("generic").and_then(|group| group.ageing), ageing);
     let ago = |hours: i64| world.store.now() - TimeDelta::hours(hours);
     let low = world.enqueue(with_priority(0, 0).at(ago(10)), Policy::Never).await.unwrap();
     for hours in [20, 1] {

@@ -297,6 +297,7 @@ async fn a_class_and_everything_can_be_paused() {
     for paused in ["class:entry", "everything"] {
         let paused: Paused = paused.parse().unwrap();
         assert!(world.store.pauses().pause(&paused, "ada", None).await.unwrap());
+        assert_eq!(world.store.pauses().list().await.unwrap()[&paused].by, "ada");
         // The first may start before the leader knows of the pause.
         let job = wait_for(SOON, "a job waits", async || {
             let before = begun(&world).await;

@@ -151,6 +151,7 @@ async fn what_looks_like_ours_is_adopted_and_listed() {
     let database = TestDatabase::new().await;
     let own = store(&database).await;
     own.limits().set("api", Limit::capacity(1)).await.unwrap();
+    assert_eq!(own.limits().list().await.unwrap(), [("api".to_owned(), Limit::capacity(1))].into());
     let system = System::start(&database, Setup::default());
     let jobs = [NewJob::of_class("noop", doc! {}).limit("api"), NewJob::of_class("noop", doc! {}).expires_after(SOON)];
     for job in jobs {

@@ -62,7 +62,7 @@ impl Context {
     /// failover, so it should have no effects outside of the session. Its future owns the session (`async move`), must not keep it, and must not
     /// end the transaction. Progress, checkpoints and log lines of `body` are written after it; it cannot
     /// [wait](Context::save_checkpoint) for them. Return the value of this call from `execute`: after the commit the job has ended, and nothing that follows
-    /// changes its end. [`Client::announce_jobs`] after this call notifies the recruiter of the jobs that `body` has enqueued.
+    /// changes its end. [`Client::announce_jobs`](recruiter_common::Client::announce_jobs) after this call notifies the recruiter of the jobs that `body` has enqueued.
     ///
     /// ```no_run
     /// # use recruiter_worker::{bson::doc, Context, Executable, NotDone, Workable};
@@ -91,7 +91,7 @@ impl Context {
     /// or its worker has lost the job. For an item of a bundle, and after a commit, [`NotDone::GiveUp`].
     ///
     /// # Panics
-    /// In a unit test without [`ForTests::store`](crate::context::ForTests::store). With it, the writes of `body` are committed, and there is no job
+    /// In a unit test without [`ForTests::client`](crate::context::ForTests::client). With it, the writes of `body` are committed, and there is no job
     /// to end.
     pub async fn transaction<T, F>(&self, mut body: impl FnMut(TransactionSession) -> F) -> Result<T, NotDone>
     where
