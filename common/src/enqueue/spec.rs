@@ -197,6 +197,7 @@ impl InvalidSpec {
 
 /// The treatment of a job whose retry policy this program does not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum UnknownPolicies {
     /// The job is refused.
     Refuse,
