@@ -37,9 +37,9 @@ impl Held {
     /// Queues jobs that can be started. The first in free slots are always added, each further one if the queue stays within `BYTES`.
     /// Jobs beyond the limit of their class are not: an operator can assign a job by hand. Returns the ids of those that were not added.
     pub(crate) fn queue(&self, mut jobs: Vec<Startable>, now: Monotonic) -> Vec<JobId> {
+        jobs.sort_by_key(Startable::position);
         let mut known = self.known();
         let mut for_slots = known.free();
-        jobs.sort_by_key(Startable::position);
         let mut without_room = Vec::new();
         for job in jobs {
             let (id, bytes) = (job.id(), job.bytes());

@@ -4,7 +4,7 @@
 //! jobs *ahead*. A limited job that was assigned ahead waits for the permits of another job before it enters the queue.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     time::{Duration, Instant as Monotonic},
 };
 
@@ -19,9 +19,11 @@ use super::{
 #[derive(Default)]
 pub(super) struct Queue {
     ready: BTreeMap<Position, Waiting>,
-    /// Limited jobs that were assigned ahead. Each waits for the permits of another job.
-    limited: BTreeMap<Position, Waiting>,
+    /// Limited jobs that were assigned ahead. Each waits for the permits of another job of its lane.
+    limited: HashMap<PermitLane, BTreeMap<Position, Waiting>>,
     bytes: usize,
+    /// No job waits since before this instant.
+    oldest: Option<Monotonic>,
 }
 
 struct Waiting {
@@ -31,8 +33,11 @@ struct Waiting {
 
 impl Queue {
     pub(super) fn add(&mut self, job: Startable, now: Monotonic) {
+        if self.is_empty() {
+            self.oldest = Some(now);
+        }
         self.bytes += job.bytes();
-        let queue = if job.waits_for_permits() { &mut self.limited } else { &mut self.ready };
+        let queue = if job.waits_for_permits() { self.limited.entry(job.permit_lane()).or_default() } else { &mut self.ready };
         queue.insert(job.position(), Waiting { job, since: now });
     }
 
@@ -43,8 +48,11 @@ impl Queue {
 
     /// Gives these permits to the first job that waits for permits of their lane.
     pub(super) fn give(&mut self, permits: &Permits) -> Option<JobId> {
-        let position = *self.limited.iter().find(|(_, waiting)| waiting.job.is_of(&permits.lane))?.0;
-        let mut waiting = self.limited.remove(&position)?;
+        let of_lane = self.limited.get_mut(&permits.lane)?;
+        let (position, mut waiting) = of_lane.pop_first()?;
+        if of_lane.is_empty() {
+            self.limited.remove(&permits.lane);
+        }
         waiting.job.take_permits(&permits.names);
         self.ready.insert(position, waiting);
         Some(position.2)
@@ -64,29 +72,39 @@ impl Queue {
 
     /// Removes the jobs that wait for permits of other lanes than these.
     pub(super) fn without_permits(&mut self, has_permits: impl Fn(&PermitLane) -> bool) -> Vec<JobId> {
-        let stranded = self.limited.extract_if(.., |_, waiting| !has_permits(&waiting.job.permit_lane())).map(|(_, waiting)| waiting);
+        let stranded = self.limited.extract_if(|lane, _| !has_permits(lane)).flat_map(|(_, of_lane)| of_lane.into_values());
         let stranded = stranded.collect();
         self.removed(stranded)
     }
 
     /// Removes the jobs that have waited for so long.
     pub(super) fn overdue(&mut self, limit: Duration, now: Monotonic) -> Vec<JobId> {
-        let mut overdue = Vec::new();
-        for queue in [&mut self.ready, &mut self.limited] {
-            overdue.extend(queue.extract_if(.., |_, waiting| now.duration_since(waiting.since) >= limit).map(|(_, waiting)| waiting));
+        if self.oldest().is_none_or(|oldest| now.duration_since(oldest) < limit) {
+            return Vec::new();
         }
+        let mut overdue = Vec::new();
+        for queue in self.limited.values_mut().chain([&mut self.ready]) {
+            let old = queue.extract_if(.., |_, waiting| now.duration_since(waiting.since) >= limit);
+            overdue.extend(old.map(|(_, waiting)| waiting));
+        }
+        self.limited.retain(|_, of_lane| !of_lane.is_empty());
+        self.oldest = self.limited.values().flatten().chain(&self.ready).map(|(_, waiting)| waiting.since).min();
         self.removed(overdue)
     }
 
-    /// Since when the first of them waits.
+    /// No job waits since before this instant. It is when the first of them was added, once [`overdue`](Self::overdue) has looked.
     pub(super) fn oldest(&self) -> Option<Monotonic> {
-        self.ready.values().chain(self.limited.values()).map(|waiting| waiting.since).min()
+        self.oldest.filter(|_| !self.is_empty())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.limited.is_empty()
     }
 
     /// Removes all jobs.
     pub(super) fn clear(&mut self) -> Vec<JobId> {
-        self.ready.append(&mut self.limited);
-        let jobs = std::mem::take(&mut self.ready).into_values().collect();
+        let limited = std::mem::take(&mut self.limited).into_values();
+        let jobs = limited.chain([std::mem::take(&mut self.ready)]).flat_map(BTreeMap::into_values).collect();
         self.removed(jobs)
     }
 

@@ -1,5 +1,7 @@
 //! What the roster shows of this worker, derived from the jobs that it holds.
 
+use std::collections::HashSet;
+
 use recruiter_common::{
     ids::JobId,
     store::{Offer, Offered},
@@ -53,16 +55,20 @@ impl Held {
     /// What this worker offers, if it needs jobs: slots are free, or it accepts more ahead.
     pub(crate) fn wanted(&self, is_accepting: bool) -> Option<Offered> {
         let known = self.known();
-        let offered = known.offered(is_accepting);
-        (offered.slots > 0 || known.pace.is_low(known.number(&Phase::QUEUED))).then_some(offered)
+        let is_needed = known.offered_slots(is_accepting) > 0 || known.pace.is_low(known.number(&Phase::QUEUED));
+        is_needed.then(|| known.offered(is_accepting))
     }
 }
 
 impl Known {
     /// How many jobs this worker accepts in free slots, and of the classes that have a limit.
     fn offered(&self, is_accepting: bool) -> Offered {
+        Offered { slots: self.offered_slots(is_accepting), class_slots: self.class_slots() }
+    }
+
+    fn offered_slots(&self, is_accepting: bool) -> u32 {
         let before = self.number(&[Phase::Queued, Phase::LockedAhead]);
-        Offered { slots: if is_accepting { self.free().saturating_sub(before) } else { 0 }, class_slots: self.class_slots() }
+        if is_accepting { self.free().saturating_sub(before) } else { 0 }
     }
 
     fn permit_names(&self) -> Vec<String> {
@@ -70,7 +76,8 @@ impl Known {
     }
 
     fn working_on(&self) -> Vec<JobId> {
-        let is_held = |job: &JobId| self.get(*job).is_some_and(|(phase, _)| phase.is_held());
-        self.jobs(Phase::is_held).chain(self.unconfirmed.jobs().filter(|job| !is_held(job))).collect()
+        // Several unconfirmed starts may have a job.
+        let jobs: HashSet<JobId> = self.jobs(Phase::is_held).chain(self.unconfirmed.jobs()).collect();
+        jobs.into_iter().collect()
     }
 }

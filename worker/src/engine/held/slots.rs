@@ -97,8 +97,11 @@ impl Held {
 
     /// Notes that the machine lacked a resource to start a job.
     pub(crate) fn note_shortage(&self, reason: &str) {
-        let known = &mut *self.known();
-        if known.shortage.observe(known.number(&Phase::IN_SLOTS), Monotonic::now()) {
+        let is_new = {
+            let known = &mut *self.known();
+            known.shortage.observe(known.number(&Phase::IN_SLOTS), Monotonic::now())
+        };
+        if is_new {
             tracing::warn!(
                 reason,
                 "the machine cannot start more jobs: they are released without counting, and this worker runs fewer jobs for a while"

@@ -76,11 +76,6 @@ impl Startable {
         (self.job.settings.group().to_owned(), self.job.gate.clone())
     }
 
-    /// Whether its permits are for this group and gate.
-    pub(super) fn is_of(&self, (group, gate): &PermitLane) -> bool {
-        self.job.settings.group() == group && self.job.gate == *gate
-    }
-
     /// Whether it must get permits from another job before it can start.
     pub(super) fn waits_for_permits(&self) -> bool {
         self.permit.as_ref().is_some_and(|permit| permit.is_ahead && permit.names.is_empty())

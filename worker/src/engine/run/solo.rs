@@ -1,7 +1,7 @@
 //! Executes single jobs outside of a session: without a place in the roster, slots, heartbeats and a recorder.
 //!
 //! Used by the test kit for applications, `recruiter-testing`. The workable, the layers, the policy and the verdict are those of a worker.
-//! Nothing cancels such an execution except its time limit.
+//! A job whose cancellation was requested before is not executed, and nothing else cancels an execution but its time limit.
 
 use std::sync::Arc;
 

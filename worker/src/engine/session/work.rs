@@ -74,6 +74,8 @@ impl Work {
             self.turn.returns_permits |= !granted.is_empty();
             return;
         }
+        // A job that is held already, such as one whose hooks still run, needs no permit yet.
+        self.turn.returns_permits |= granted.iter().any(|job| held.holds(*job));
         self.environment.dependencies.watchdog.progress();
         let without_room = self.queue(&jobs, permits).await;
         jobs.retain(|job| !without_room.contains(job) && !held.holds(*job));
