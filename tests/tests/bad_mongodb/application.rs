@@ -14,7 +14,7 @@ use mongodb::{
     error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 use recruiter_common::{
-    control::{Change, Control},
+    control::Change,
     enqueue::{EnqueueError, NewJob},
     store::{Store, StoreError},
 };
@@ -64,7 +64,7 @@ async fn every_order_of_an_application_has_its_job_whatever_becomes_of_the_prima
     let database = client.database("shop");
     #[expect(clippy::disallowed_methods, reason = "a collection of the application's own, and a look beneath the operations")]
     let (orders, jobs) = (database.collection("orders"), database.collection::<Document>("scheduled"));
-    let shop = Arc::new(Shop { client, orders, store: Store::from_database(database) });
+    let shop = Arc::new(Shop { client, orders, store: recruiter_common::Client::from_database(database).into() });
     shop.store.ensure_schema().await.unwrap();
     shop.orders.insert_one(doc! { "_id": 0 }).await.unwrap();
     let closed = Arc::new(AtomicBool::new(false));
