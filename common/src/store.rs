@@ -26,8 +26,8 @@ pub use crate::{
         rescheduling::Rescheduling,
     },
     limits::{
+        backlogs::GroupBacklog,
         cells::{FastLimits, KeptCells, RateCell},
-        groups::GroupBacklog,
         refusal::{InUse, Refusal},
         window::Maintenance,
     },

@@ -170,7 +170,8 @@ async fn a_bundle_is_one_span_which_has_failed_if_an_item_has() {
     let (_recruiter, _worker) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(), &[]));
     let (span, request) = request();
     let bundle = NewJob::bundle([Obey { order: Order::Succeed }, Obey { order: Order::Fail }]);
-    bundle.enqueue(&store(&database).await).instrument(span).await.unwrap();
+    let store = store(&database).await;
+    bundle.enqueue(&store).instrument(span).await.unwrap();
     let job = archived(&database, 1).await.remove(0);
     let span = span_of(&job).await;
     assert_eq!((span.span_context.trace_id(), span.parent_span_id), (request.trace_id(), request.span_id()));

@@ -22,15 +22,14 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `edge` | an edge, and whether the end of a job satisfies it |
-//! | `waiting` | the document of a job that waits |
-//! | `connect` | the edges among new jobs: no cycles |
 //! | `builder` | [`Graph`] |
-//! | `continuation` | the jobs that a job becomes |
-//! | `inputs` | why the inputs of a job cannot be read |
-//! | `error` | why jobs cannot wait for each other, and the limits |
 //! | `file` | a graph as JSON |
+//! | `continuation` | the jobs that a job becomes |
+//! | `ends` | the ends that waiting jobs wait for, and their release by the leader |
 //! | `operations` | the jobs of a graph and their states; the inputs of a job |
+//! | `inputs` | why the inputs of a job cannot be read |
+//!
+//! An edge is part of a job (`job/edge`). How jobs that wait are enqueued, and that edges have no cycles, is in `enqueue`.
 
 mod builder;
 pub(crate) mod continuation;

@@ -13,10 +13,22 @@
 //! next job is the one with the earliest `created_at`, and by `_id` among equals: whether it waits, runs, or is due later.
 //!
 //! A *rate* is exact too: each start has an interval of the server's clock in which it is allowed (see [`Rate`]).
+//!
+//! | file | content |
+//! |---|---|
+//! | `settings` | the settings of all limits, groups and pauses, read from their documents |
+//! | `operations` | what an application calls: [`Limits`], [`Groups`], [`Pauses`] |
+//! | `refusal` | whether the settings let the jobs of a lane start; the leader and `why` ask it |
+//! | `rate`, `cells` | rates, and what the next leader must know of slow ones |
+//! | `window`, `pause` | maintenance windows; what a pause covers |
+//! | `backlogs`, `caps` | how many jobs wait, and how many may |
+//!
+//! A further setting of a group is in `settings` and `operations`, in the validator and the fields that are ours (`mongo/schema`), in
+//! `refusal` and the leader's `admission`, and in what a process that executes its own jobs may take (the worker's `source/own`).
 
+pub(crate) mod backlogs;
 pub(crate) mod caps;
 pub(crate) mod cells;
-pub(crate) mod groups;
 mod operations;
 mod pause;
 mod rate;
@@ -24,7 +36,7 @@ pub(crate) mod refusal;
 pub(crate) mod settings;
 pub(crate) mod window;
 
-pub use self::groups::LARGEST_CAP;
+pub use self::backlogs::LARGEST_CAP;
 pub(crate) use self::{
     cells::RateCell,
     refusal::{InUse, Refusal},

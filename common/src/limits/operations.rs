@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    AGEING, GroupSettings, InvalidSetting, Limit, WEIGHTS, check_group, check_limit, check_limit_name,
-    groups::check_most_waiting,
+    AGEING, GroupSettings, InvalidSetting, Limit, WEIGHTS,
+    backlogs::check_most_waiting,
+    check_group, check_limit, check_limit_name,
     pause::{Pause, Paused},
     window::MaintenanceWindow,
 };

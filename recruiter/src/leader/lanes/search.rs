@@ -58,6 +58,7 @@ impl<D: Database> Searching<'_, D> {
     pub(crate) async fn run(&mut self) -> Result<(), StoreError> {
         self.lanes.discover(self.store, self.kinds, self.now, self.until).await?;
         self.fill().await?;
+        self.lanes.has_unsearched |= self.lanes.windows.has_woken_in_vain(self.now);
         self.lanes.windows.forget_before();
         self.lanes.hinted.clear();
         Ok(())

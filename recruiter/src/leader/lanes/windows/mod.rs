@@ -65,6 +65,10 @@ pub(crate) struct Windows {
     asleep: Asleep,
     /// When the first of the sleeping lanes that were looked at last may start a job.
     asleep_until: Option<Instant>,
+    /// The lanes that this round has woken, if others sleep.
+    woken: Vec<Lane>,
+    /// The number of rounds, the last ones, that have woken lanes without jobs.
+    woken_in_vain: u32,
     /// [`CROWD`], or less in a model.
     pub(crate) crowd: usize,
     scan: Option<Scan>,
@@ -84,6 +88,8 @@ impl Default for Windows {
             windows: HashMap::new(),
             asleep: Asleep::default(),
             asleep_until: None,
+            woken: Vec::new(),
+            woken_in_vain: 0,
             crowd: CROWD,
             scan: None,
             ended: None,

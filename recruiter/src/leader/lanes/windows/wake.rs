@@ -10,9 +10,13 @@ use crate::leader::{
     fleet::{Kind, KindId},
 };
 
+/// How often the number of lanes that wake is doubled, if they wake in vain.
+const MOST_DOUBLINGS: u32 = 10;
+
 impl Windows {
     /// Wakes sleeping lanes whose jobs may start now and that the workers of the kinds in `free` take, while few lanes are ready: less than
-    /// [`CROWD`], or fewer than the slots of these workers. Returns whether others are left that may wake at once.
+    /// [`CROWD`], or fewer than the slots of these workers; more after each round that has woken some [in vain](Self::has_woken_in_vain).
+    /// Returns whether others are left that may wake at once.
     pub(crate) fn wake(
         &mut self,
         free: &HashMap<KindId, usize>,
@@ -39,12 +43,13 @@ impl Windows {
             }
         }
         let (crowd, ageing, mut opens_at, mut others_sleep) = (self.crowd, &self.ageing, self.asleep_until, false);
+        let more = 1 << self.woken_in_vain.min(MOST_DOUBLINGS);
         let (woken, are_left) = self.asleep.wake(|lane| {
             let able: Vec<KindId> = free.keys().copied().filter(|kind| kinds[*kind].takes(lane)).collect();
-            let has_few = |kind: &KindId| ready.get(&alike(*kind, lane)).is_none_or(|ready| *ready < free[kind]);
+            let has_few = |kind: &KindId| ready.get(&alike(*kind, lane)).is_none_or(|ready| *ready < free[kind].saturating_mul(more));
             let is_wanted = all < crowd || (all < crowd.saturating_mul(4).max(1) && able.iter().any(has_few));
             if able.is_empty() || !is_wanted {
-                others_sleep |= !able.is_empty() && admission.room(lane, now) > 0;
+                others_sleep |= !able.is_empty();
                 // The parts of a lane differ in their priorities.
                 return if ageing.contains(&lane.group) { Look::Next } else { Look::Enough };
             }
@@ -59,15 +64,24 @@ impl Windows {
             Look::Wake
         });
         let horizon = self.horizon();
-        // If those that wake have no jobs, the next round wakes others.
-        let has_woken = !woken.is_empty();
-        for lane in woken {
+        for lane in &woken {
             let mut window = Window::stale(horizon);
-            window.learn_kinds(&lane, kinds);
-            self.windows.insert(lane, window);
+            window.learn_kinds(lane, kinds);
+            self.windows.insert(lane.clone(), window);
         }
-        self.asleep_until = opens_at;
-        are_left || (others_sleep && has_woken)
+        (self.asleep_until, self.woken) = (opens_at, if others_sleep { woken } else { Vec::new() });
+        are_left
+    }
+
+    /// Whether lanes that this round has woken have no due jobs, while others sleep: then the next round wakes others, at once. Asked after
+    /// the searches.
+    pub(crate) fn has_woken_in_vain(&mut self, now: Instant) -> bool {
+        let is_due = |window: &Window| window.jobs.front().is_some_and(|job| job.scheduled_at <= now);
+        let is_empty = |lane: &Lane| self.windows.get(lane).is_none_or(|window| !window.is_stale && !is_due(window));
+        let in_vain = self.woken.iter().any(is_empty);
+        self.woken.clear();
+        self.woken_in_vain = if in_vain { self.woken_in_vain + 1 } else { 0 };
+        in_vain
     }
 }
 
@@ -102,9 +116,8 @@ mod tests {
     /// Returns the gates of the lanes that have windows then.
     fn wake(lanes: &mut Windows) -> Vec<String> {
         let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
-        let before = lanes.windows.len();
         let are_left = lanes.wake(&HashMap::from([(0, 1)]), fleet.kinds(), &Admission::default(), date(NOW), Monotonic::now());
-        assert_eq!(are_left, lanes.windows.len() > before && !lanes.asleep.is_empty(), "if those that have woken have no jobs");
+        assert!(!are_left);
         let mut awake: Vec<String> = lanes.windows.keys().map(|lane| lane.gate.clone().unwrap_or_default()).collect();
         awake.sort();
         awake
