@@ -21,6 +21,7 @@ mod embedded;
 mod events;
 mod examples;
 mod expiry;
+mod fault_harness;
 mod faults;
 mod files;
 mod first_time;

@@ -135,22 +135,35 @@ async fn lanes_without_due_jobs_are_not_searched() {
 #[tokio::test]
 async fn jobs_of_many_groups_start_at_their_date() {
     let database = TestDatabase::new().await;
-    let (store, processes) = system(&database, &["--work-on", "*"]).await;
-    let latest = async || {
-        // Scans are a second apart: three dates cannot all be just before one.
-        let dates = [2_500, 2_800, 3_100].map(|ms| store.now() + Duration::from_millis(ms));
-        let job = |number: usize| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(dates[number % 3]);
-        store.enqueue_many((0..150).map(job)).await.unwrap();
-        wait_until(SOON, "all are done", async || database.raw("scheduled").count_documents(doc! {}).await.unwrap() == 0).await;
-        let mut late = Vec::new();
-        for date in dates.map(bson::DateTime::from_chrono) {
-            late.push(latencies(&database, doc! { "last_execution.scheduled_at": date }).await.into_iter().min().unwrap());
-        }
-        Duration::from_millis(late.into_iter().max().unwrap().unsigned_abs())
-    };
-    // Ten slots: the first jobs of each date do not wait for a scan.
-    best_of_three(Duration::from_millis(500), "the first job of a date", latest).await;
-    for process in processes {
+    let store = store(&database).await;
+    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
+    let flags = [&NEVER_POLLS[..], &["--work-on", "*"]].concat();
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &flags);
+    until_ready(&database, 1).await;
+    let dates = [1_000, 1_300, 1_600].map(|ms| store.now() + Duration::from_millis(ms));
+    let job = |number: usize| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(dates[number % 3]);
+    store.enqueue_many((0..150).map(job)).await.unwrap();
+    store.publish(&Hint::Seed).await.unwrap();
+    wait_until(SOON, "all are done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 150).await;
+    for process in [worker, recruiter] {
+        process.stop().await;
+    }
+}
+
+/// A worker whose slots are offered before it has a lease would refuse its first jobs.
+#[tokio::test]
+async fn a_worker_that_offers_slots_can_start_jobs() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let beats = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").close_connection();
+    let armed = beats.arm(database.uri()).await;
+    NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
+    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 1).await;
+    assert!(armed.struck().await > 0);
+    drop(armed);
+    for process in [worker, recruiter] {
         process.stop().await;
     }
 }

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Instant as Monotonic};
 
 use recruiter_common::{
+    clock::Uptime,
     ids::WorkerId,
-    store::{CommitSession, Hint, Listener, Registration, Store, StoreError},
+    store::{CommitSession, HeartbeatReply, Hint, Listener, Registration, Store, StoreError},
 };
 use tokio::sync::mpsc;
 
@@ -46,10 +47,14 @@ impl Session {
         };
         declare_classes(store, &dependencies.registry).await?;
         store.register(&registration).await?;
+        // Before any slot is offered: a worker without a lease starts no job.
+        let (lease, sent) = (Arc::new(Lease::default()), Uptime::now());
+        if let HeartbeatReply::Seen { at, .. } = store.heartbeat(id, &[]).await? {
+            lease.renew(sent, at, config.lease);
+        }
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
         let registry = &dependencies.registry;
         let held = Arc::new(Held::new(config.concurrency, registry.threads().clone(), registry.class_slots()));
-        let lease = Arc::new(Lease::default());
         dependencies.watchdog.progress();
         let heartbeat = Heartbeat {
             store: dependencies.heartbeat_store.clone(),

@@ -1,7 +1,5 @@
 //! The faults that the failure tests rely on happen, and nothing else does.
 
-#![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
-
 use std::{
     io::ErrorKind,
     sync::{Arc, Mutex},
