@@ -375,7 +375,7 @@ pub(crate) mod tests {
 
     async fn wait_until(what: &str, condition: impl Fn() -> bool) {
         let mut ticks = tokio::time::interval(Duration::from_millis(10));
-        for _ in 0..500 {
+        for _ in 0..6_000 {
             if condition() {
                 return;
             }
@@ -675,7 +675,7 @@ pub(crate) mod tests {
     async fn stopped(stop: impl AsyncFnOnce(tokio::task::JoinHandle<Result<Done, NotDone>>, Arc<Context>)) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ids");
-        let script = format!("sleep 600 & a=$!; setsid sleep 600 & echo $$ $a $! > {0}.new; mv {0}.new {0}; wait", file.display());
+        let script = format!("sleep 600 & a=$!; setsid sleep 600 & echo $$ $a $! > '{0}.new'; mv '{0}.new' '{0}'; wait", file.display());
         let invocation = program(&["sh", "-c", "{script}"]).decode(bson::bson!({ "script": script })).unwrap();
         let job = context();
         let task = tokio::spawn({
