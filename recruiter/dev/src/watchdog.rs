@@ -28,8 +28,12 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Two shells run: one waits for the program, and `reader` waits for the end of input. The first to finish ends the
 /// other. `reader` exits with success only when the input ended. Standard output carries only the program's process id.
 /// Standard error carries the program's output; the shells write nothing.
+///
+/// The program may open as many files as this user is allowed: many systems begin with 1,024, and mongod, which keeps a file for each
+/// collection and each index, does not raise the limit and ends when it is reached.
 const SCRIPT: &str = r#"
 exec 3<&0
+ulimit -S -n "$(ulimit -H -n)" 2>/dev/null
 remove=$1; shift
 "$@" </dev/null >&2 3<&- & program=$!
 echo $program; exec >/dev/null 2>&1
@@ -127,5 +131,26 @@ pub(crate) fn how(status: ExitStatus) -> String {
     match Signal::try_from(code - 128) {
         Ok(signal) => format!("was killed by {signal}"),
         Err(_) => format!("ended with exit code {code}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_program_may_open_as_many_files_as_its_user() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+        setrlimit(Resource::RLIMIT_NOFILE, hard.min(512), hard).expect("a lower limit");
+        let directory = tempfile::tempdir().expect("a directory");
+        let found = directory.path().join("limit");
+        let mut program = Command::new("sh");
+        program.args(["-c", "ulimit -S -n > \"$0\""]).arg(&found);
+        Watched::spawn(&program, Stdio::null(), None).expect("it runs").ended().await.expect("it ends");
+        assert_eq!(fs::read_to_string(&found).expect("it has written").trim(), hard.to_string());
     }
 }
