@@ -44,9 +44,11 @@ impl Clock {
     }
 
     /// The environment of a process with this clock.
-    pub fn environment(&self) -> [(&str, &str); 6] {
+    pub fn environment(&self) -> [(&str, &str); 7] {
         [
-            ("LD_PRELOAD", path(&LIBRARY)),
+            // By its name alone: blanks divide the list of libraries, and the cache of a user may have some in its path.
+            ("LD_PRELOAD", path(Path::new(LIBRARY.file_name().expect("a file")))),
+            ("LD_LIBRARY_PATH", path(LIBRARY.parent().expect("its directory"))),
             ("FAKETIME_TIMESTAMP_FILE", path(&self.file)),
             // The file is read again after a second.
             ("FAKETIME_CACHE_DURATION", "0"),

@@ -31,7 +31,7 @@ use crate::{
 const STOP_WITHIN: Duration = SOON;
 
 /// How often to look, with [`READ_AGAIN_AFTER`] between, whether the last output of a process is read. Not a time: this process may stall.
-const READ_TRIES: usize = 200;
+const READ_TRIES: usize = 2_000;
 const READ_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// A started binary of this workspace. It is killed when dropped. If its test fails, its output is in the report.
@@ -55,6 +55,8 @@ impl Process {
             .args(args)
             .env_remove("MONGODB_URI")
             .env_remove("NOTIFY_SOCKET")
+            // Commands wait for a busy machine longer than for people.
+            .env("RECRUITER_CONNECT_TIMEOUT", "1m")
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

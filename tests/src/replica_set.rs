@@ -89,10 +89,14 @@ impl ReplicaSet {
     /// # Errors
     /// The member's error, or that it did not reply.
     pub async fn command(&self, member: usize, command: Document) -> Result<Document> {
+        self.command_within(Duration::from_secs(30), member, command).await
+    }
+
+    async fn command_within(&self, within: Duration, member: usize, command: Document) -> Result<Document> {
         let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", self.members[member].port());
         let mut options = ClientOptions::parse(uri).await?;
-        options.connect_timeout = Some(ANSWERS_WITHIN);
-        options.server_selection_timeout = Some(ANSWERS_WITHIN);
+        options.connect_timeout = Some(within);
+        options.server_selection_timeout = Some(within);
         Client::with_options(options)?.database("admin").run_command(command).await
     }
 
@@ -119,7 +123,9 @@ impl ReplicaSet {
             primaries == 1 && agreed && states.iter().all(|hello| is(hello, "isWritablePrimary") || is(hello, "secondary"))
         };
         if !within(SETTLES_WITHIN, whole).await {
-            let states = join_all((0..self.members.len()).map(|member| self.command(member, doc! { "replSetGetStatus": 1 }))).await;
+            let states =
+                join_all((0..self.members.len()).map(|member| self.command_within(ANSWERS_WITHIN, member, doc! { "replSetGetStatus": 1 })))
+                    .await;
             panic!("the replica set is not whole after {SETTLES_WITHIN:?}; each member says: {states:#?}");
         }
     }
@@ -193,7 +199,8 @@ impl ReplicaSet {
 
     async fn hellos(&self) -> Vec<Option<Document>> {
         // A member that freezes just after the request would be waited for without a limit.
-        let hello = async |member| timeout(ANSWERS_WITHIN * 4, self.command(member, doc! { "hello": 1 })).await.ok()?.ok();
+        let hello =
+            async |member| timeout(ANSWERS_WITHIN * 4, self.command_within(ANSWERS_WITHIN, member, doc! { "hello": 1 })).await.ok()?.ok();
         join_all((0..self.members.len()).map(hello)).await
     }
 }

@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(threads.abandoned(), 1);
         threads.changed().await;
         let_go.send(()).unwrap();
-        tokio::time::timeout(Duration::from_secs(5), threads.changed()).await.expect("it has ended");
+        tokio::time::timeout(Duration::from_secs(300), threads.changed()).await.expect("it has ended");
         assert_eq!(threads.abandoned(), 0);
     }
 }

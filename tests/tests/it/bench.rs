@@ -3,15 +3,20 @@
 use recruiter_tests::{
     mongo::{TestDatabase, own_mongod},
     processes::{Process, handles_term},
-    wait::{SOON, wait_until},
+    wait::{SOON, wait_for, wait_until},
 };
 use serde_json::Value;
 
 /// The result of a benchmark without its conditions, which it must contain as well.
 async fn bench(args: &[&str]) -> Value {
-    let mut process = Process::start("recruiter", &[&["bench"], args, &["--json"]].concat(), &[]);
-    let status = process.wait_exit(SOON).await;
-    assert!(status.success(), "{args:?}: {}", process.stderr());
+    let run = async || {
+        let mut process = Process::start("recruiter", &[&["bench"], args, &["--json"]].concat(), &[]);
+        let status = process.wait_exit(SOON).await;
+        // A busy machine may not have enqueued all in time.
+        assert!(status.success() || process.stderr().contains("increase --ahead"), "{args:?}: {}", process.stderr());
+        status.success().then_some(process)
+    };
+    let process = wait_for(SOON, "a measurement", run).await;
     let measured: Value = serde_json::from_str(&process.stdout()).unwrap();
     for condition in ["recruiter", "mongodb", "server", "durability", "write_concern", "cores", "processes", "build"] {
         assert!(!measured["conditions"][condition].is_null(), "{condition}: {measured}");
@@ -93,7 +98,7 @@ async fn a_herd_is_not_started_before_it_is_due() {
     let herd = bench(&["herd", "-n", "700", "--workers", "2", "--concurrency", "50"]).await;
     let first = number(&herd["first_started_ms"]);
     assert_eq!(herd["jobs"], 700);
-    assert!(first > 0.0 && first <= p50(&herd, "started_ms") && number(&herd["seconds"]) * 1_000.0 > first, "{herd}");
+    assert!(first >= 0.0 && first <= p50(&herd, "started_ms") && number(&herd["seconds"]) * 1_000.0 > first, "{herd}");
 }
 
 #[tokio::test]

@@ -476,10 +476,11 @@ async fn statistics_count_what_is_there() {
     assert_eq!(recruiter(&database, &["enqueue", "--class", "c", "--group", "later", "--after", "1h"]).code, 0);
     let now = bson::DateTime::now().timestamp_millis();
     let at = |ms: i64| bson::DateTime::from_millis(now - 10_000 + ms);
-    for n in 1..=100 {
+    let ended = (1..=100).map(|n| {
         let execution = doc! { "scheduled_at": at(0), "started_at": at(n), "ended_at": at(n + 50) };
-        database.raw("archived").insert_one(doc! { "group": "generic", "why": "done", "last_execution": execution }).await.unwrap();
-    }
+        doc! { "group": "generic", "why": "done", "last_execution": execution }
+    });
+    database.raw("archived").insert_many(ended).await.unwrap();
     let before = doc! { "group": "old", "why": "done", "last_execution": { "ended_at": at(-100_000) } };
     database.raw("archived").insert_one(before).await.unwrap();
 

@@ -38,7 +38,7 @@ async fn through(proxy: &Proxy, database: &str, options: &str) -> Database {
 async fn behind_a_proxy() -> (TestDatabase, Proxy, Database) {
     let database = TestDatabase::new().await;
     let proxy = Proxy::before(database.uri()).await;
-    let way = through(&proxy, database.name(), "&retryWrites=false&retryReads=false&serverSelectionTimeoutMS=5000").await;
+    let way = through(&proxy, database.name(), "&retryWrites=false&retryReads=false&serverSelectionTimeoutMS=60000").await;
     insert(&way, "warm").await.unwrap();
     (database, proxy, way)
 }

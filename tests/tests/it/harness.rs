@@ -12,7 +12,7 @@ use recruiter_tests::{
     mongosh,
     oracle::Policy,
     processes::Process,
-    wait::{SOON, wait_for},
+    wait::{SOON, wait_for, wait_until},
     world::{Role, World},
 };
 
@@ -32,7 +32,9 @@ async fn each_test_has_a_database_that_goes_with_it() {
 
     let name = one.name().to_owned();
     drop(one);
-    assert!(!other.database().client().list_database_names().await.unwrap().contains(&name));
+    let client = other.database().client();
+    // MongoDB is asked to drop it and not waited for.
+    wait_until(SOON, "it is gone", async || !client.list_database_names().await.unwrap().contains(&name)).await;
 }
 
 #[tokio::test]

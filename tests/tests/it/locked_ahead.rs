@@ -210,7 +210,7 @@ async fn one_slot_runs_them_in_their_order() {
     released.extend(world.database.raw("signals").distinct("jobs", doc! { "kind": "returned" }).await.unwrap());
     let kept = |ids: Vec<JobId>| ids.into_iter().filter(|job| !released.contains(&(*job).into())).collect::<Vec<_>>();
     let (asked, ran) = (kept(jobs), kept(entered(&world)));
-    assert!(asked == ran && asked.len() > 100, "{released:?} have lost their places:\n{asked:?}\n{ran:?}");
+    assert!(asked == ran && asked.len() > 20, "{released:?} have lost their places:\n{asked:?}\n{ran:?}");
     world.close().await;
 }
 

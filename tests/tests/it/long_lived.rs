@@ -547,5 +547,5 @@ async fn a_process_that_has_ended_leaves_no_descendants() {
     let (_, daemon) = stays().await;
     worker.terminate();
     assert!(worker.wait_exit(SOON).await.success());
-    assert!(!is_alive(daemon), "its worker stopped");
+    until_gone("its worker stopped", daemon).await;
 }

@@ -137,7 +137,7 @@ async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
     assert_eq!((done.get_i32("attempts").unwrap(), done.get("_id")), (1, Some(&id.into())));
     let execution = done.get_document("last_execution").unwrap();
     let [due, started, ended] = ["scheduled_at", "started_at", "ended_at"].map(|field| execution.get_datetime(field).unwrap().to_chrono());
-    assert!(due <= started && started <= ended && ended <= store.now() && began - due < chrono::TimeDelta::seconds(1), "{execution}");
+    assert!(due <= started && started <= ended && began - due < chrono::TimeDelta::seconds(1), "{execution}");
 
     let gave_up = here.execute(errand("gives up").as_job().retry(&RetryManyTimes::new(2, SOON).unwrap())).await.unwrap();
     let Attempted::Here { id, ran: Ran::Archived { why, failure } } = gave_up else { panic!("{gave_up:?}") };

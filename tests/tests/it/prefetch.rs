@@ -106,8 +106,10 @@ async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
             ahead == 0 || world.count("signals", doc! { "kind": "returned" }).await > 0
         };
         world.wait_for("jobs are returned, if any were ahead", none_is_ahead).await;
-        let idle = Instant::now();
         worker(&mut world, "10");
+        let is_there = async || world.count("roster", doc! { "capacity": 10, "term": { "$gt": 0 } }).await == 1;
+        world.wait_for("the other worker is there", is_there).await;
+        let idle = Instant::now();
         world.wait_for("the short ones are done", async || world.count("archived", doc! {}).await == shorts.len() as u64).await;
         let took = idle.elapsed();
         let has_left = async || world.count("roster", doc! { "prefetched": { "$exists": true } }).await == 0;

@@ -28,7 +28,7 @@ use tempfile::TempDir;
 
 /// Less than any scan of these tests. Workers neither poll nor send heartbeats. The scans are there for workers whose connection a machine
 /// breaks that stalls for some seconds: they connect again after the next keep-alive.
-const AT_ONCE: Duration = Duration::from_secs(10);
+const AT_ONCE: Duration = Duration::from_secs(15);
 const WORKER: [&str; 6] = ["--builtins", "--log=debug", "--poll=10m", "--heartbeat=10m", "--lease=1h", "--work-on"];
 
 const CONNECTED: &str = "connected to the recruiter";

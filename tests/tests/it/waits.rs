@@ -165,7 +165,7 @@ async fn hints_end_waits_and_without_them_looks_do() {
         waits.sort_unstable();
         waits[5]
     };
-    best_of_three(Duration::from_millis(600), "the median of the waits", median).await;
+    best_of_three(Duration::from_millis(1_500), "the median of the waits", median).await;
     let hints = async || running.database.raw("events").count_documents(doc! { "ended": { "$exists": true } }).await.unwrap();
     assert!(hints().await >= 11);
     let is_looked_for = async || {

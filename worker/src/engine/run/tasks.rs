@@ -139,7 +139,7 @@ mod tests {
         held.note_shortage("no memory");
         held.remove(&[job]);
         assert_eq!(held.offer(true).slots, 0);
-        tokio::time::timeout(std::time::Duration::from_secs(3), tasks.changed()).await.expect("it is quiet for a second").unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(300), tasks.changed()).await.expect("it is quiet for a second").unwrap();
         assert_eq!(held.offer(true).slots, 1);
     }
 }
