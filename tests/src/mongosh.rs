@@ -24,6 +24,8 @@ const NODE_WHEELS: [&str; 2] = [
 /// Runs a script in mongosh and returns its standard output. Panics with its standard error.
 pub fn eval(uri: &str, script: &str) -> String {
     let mut command = MONGOSH_COMMAND.command();
+    // Behind a proxy, it would ask that for the way to this machine.
+    command.env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1");
     run(command.args(["--quiet", "--norc", uri, "--eval", script]))
 }
 

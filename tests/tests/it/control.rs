@@ -70,8 +70,9 @@ async fn a_quiet_worker_ends_its_jobs_and_takes_no_more_across_recruiters() {
     for job in &long {
         assert!(world.archived(*job).await.is_some(), "{}", world.logs());
     }
-    let led_again = world.until(SOON, async |world| cli(&world.database, &["stats"]).1.contains("\nleader: ")).await;
-    assert!(led_again && world.count("metadata", doc! { "_id": "recruiter", "term": { "$gt": 1 } }).await == 1, "{}", world.logs());
+    let led_again = doc! { "_id": "recruiter", "term": { "$gt": 1 } };
+    let led_again = world.until(SOON, async |world| world.count("metadata", led_again.clone()).await == 1).await;
+    assert!(led_again && world.until(SOON, async |world| cli(&world.database, &["stats"]).1.contains("\nleader: ")).await);
     pause(Duration::from_millis(1_500)).await;
     assert_eq!(begun(&world), 3, "{}", world.logs());
     let (_, out, _) = cli(&world.database, &["roster"]);
