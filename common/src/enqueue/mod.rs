@@ -5,13 +5,17 @@
 //! |---|---|
 //! | `workable` | kinds of work that are Rust types |
 //! | `defaults` | the default settings of a class |
+//! | `class_defaults`, `classes` | what workers declare about the jobs of a class, and where it is stored |
 //! | `new_job` | a job that is not enqueued yet, and its settings |
 //! | `document` | its document: every setting is validated |
 //! | `error` | why a job was not enqueued |
 //! | `outcome` | what a call has done with a job |
 //! | `insert` | enqueues jobs |
 //! | `conflicts` | jobs with unique keys |
-//! | `graph` | jobs that wait for others |
+//! | `graph`, `edges`, `insert_graph` | jobs that wait for others: the call, the checks of their edges, the insert |
+//! | `invalid_graph` | why jobs cannot wait for each other |
+//! | `waiting` | the document of a job that waits for others |
+//! | `spec` | a job as JSON |
 //! | `backlog`, `patience` | groups in which a limited number of jobs may wait |
 
 mod backlog;

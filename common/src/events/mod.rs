@@ -18,6 +18,7 @@
 //! | `publisher` | keeps events until they are written |
 //! | `publish` | writes them |
 //! | `stream` | the reader |
+//! | `subscribers` | the collection of events, and the document that names the subscribers |
 
 mod event;
 mod publish;

@@ -30,6 +30,7 @@
 //! |---|---|
 //! | `definition` | a schedule |
 //! | `operations` | declare, list, pause, resume, run, remove |
+//! | `runs` | the operations on their documents; the leading recruiter advances them |
 //! | `timing` | slots: cron expressions and intervals |
 //! | `policy` | overlapping and missed runs |
 //! | `error` | invalid schedules, failed changes |

@@ -16,6 +16,7 @@
 //! | file | content |
 //! |---|---|
 //! | `waiters` | the waits of this process |
+//! | `finished` | the outcome of a job, with its result |
 //! | `listener` | reads the ids of ended jobs, and polls jobs |
 //! | `error` | why a wait has no result |
 

@@ -8,12 +8,16 @@
 //! | `import` | `enqueue --from`: a file of jobs |
 //! | `jobs` | `jobs list`, `jobs show` |
 //! | `change` | `jobs retry`, `change`, `cancel`, `delete` |
+//! | `revise` | the flags of `jobs retry` that give jobs new content |
+//! | `export` | `jobs export`: jobs as lines of JSON |
 //! | `graph` | `graph enqueue`, `show`, `cancel`, `retry`: jobs that wait for each other |
 //! | `groups` | `groups list`, `groups set`: the settings of groups |
+//! | `groups_why` | `groups why`: why the jobs of a group do not run |
 //! | `files` | `files list`, `get`, `put`, `delete`: the files of jobs |
 //! | `filter` | which jobs a command is about |
 //! | `events` | `events`: what happens to jobs and workers |
 //! | `messages` | `publish`, `subscribe`: messages of applications |
+//! | `consumers` | `consumers`: consumer groups, whose messages become jobs |
 //! | `wait` | `jobs wait`, `enqueue --wait`: the result of a job |
 //! | `limits` | `limits`, `pause`, `resume`, `pauses` |
 //! | `why` | `jobs why`: why a job does not run |

@@ -50,17 +50,23 @@ fn no_documented_example_is_left_uncompiled_and_nothing_is_left_undone() {
     }
 }
 
-/// The list of modules at the top of a crate is the list of its modules.
+/// A table of modules at the top of a file has each module that the file declares, and no other.
 #[test]
-fn the_lists_of_modules_are_true() {
-    for krate in ["common", "recruiter"] {
-        let text = fs::read_to_string(root().join(krate).join("src/lib.rs")).unwrap();
-        let listed: BTreeSet<&str> =
-            text.lines().filter_map(|line| line.strip_prefix("//! | ")).filter_map(|line| line.split('`').nth(1)).collect();
-        let declared: BTreeSet<&str> =
-            text.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')).collect();
-        assert_eq!(listed, declared, "{krate}/src/lib.rs");
+fn the_tables_of_modules_are_true() {
+    let mut tables = 0;
+    for (path, text) in sources() {
+        let table_of = |what| text.split_once(&format!("\n//! | {what} |"));
+        let Some((_, table)) = ["file", "module", "room"].into_iter().find_map(table_of) else { continue };
+        let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("//! | ")).filter_map(|row| row.split(" |").next());
+        let listed: BTreeSet<&str> = rows.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+        let declared = text.lines().filter_map(|line| {
+            let (visibility, name) = line.strip_suffix(';')?.split_once("mod ")?;
+            (visibility.is_empty() || visibility.starts_with("pub")).then_some(name)
+        });
+        assert_eq!(listed, declared.collect(), "the table in {} on the left, its modules on the right", path.display());
+        tables += 1;
     }
+    assert!(tables > 15, "only {tables} tables were looked at");
 }
 
 /// The documentation of every operation on MongoDB names its index and its invariant.

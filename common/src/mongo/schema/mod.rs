@@ -11,7 +11,8 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `collections` | the collections and their kinds |
+//! | `collections` | the collections of a job system |
+//! | `kind` | the names of the collections, and how each kind of them is made |
 //! | `ownership` | which collections are Recruiter's |
 //! | `validators` | what documents of other programs must look like |
 //! | `indexes` | the indexes, and the features that have their own |

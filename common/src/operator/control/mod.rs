@@ -7,6 +7,7 @@
 //! | file | content |
 //! |---|---|
 //! | `change`, `alteration` | a change, and its outcome for one job; new values for waiting jobs |
+//! | `operations` | writes the changes |
 //! | `filter` | which jobs a change applies to |
 //! | `step` | what is to be done with one job, decided by its document |
 //! | `again`, `revision` | an archived job as a new one; its new content |
