@@ -54,6 +54,15 @@ pub(crate) enum Way {
     PermitsOfOthers,
 }
 
+/// How many jobs of a lane can be assigned now. One of the two numbers is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Those that fill slots of any workers: `usize::MAX` if the lane has no limit.
+    pub(crate) in_slots: usize,
+    /// Those that wait for the permits of others, in the workers that hold some.
+    pub(crate) ahead: usize,
+}
+
 /// The settings, the permits in use, and the cells that were taken.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Admission {
@@ -206,15 +215,24 @@ impl Admission {
     /// How many jobs of this lane can be assigned now: `usize::MAX` if it has no limit. While a resource is full, some can wait for the permits
     /// of others.
     pub(crate) fn room(&self, lane: &Lane, now: Instant) -> usize {
+        let Room { in_slots, ahead } = self.room_of(lane, now);
+        in_slots + ahead
+    }
+
+    /// The same, by where these jobs wait.
+    pub(crate) fn room_of(&self, lane: &Lane, now: Instant) -> Room {
         match self.check(lane, now) {
-            Ok((room, _)) => room,
-            Err(Refusal::Full { .. }) => {
-                let Some(resource) = self.passes_on(lane, now) else { return 0 };
-                let lane = permit_lane(lane);
-                self.holders.of(&resource).into_iter().map(|worker| self.holders.room_ahead(worker, &lane) as usize).sum()
-            }
-            Err(_) => 0,
+            Ok((in_slots, _)) => Room { in_slots, ahead: 0 },
+            Err(Refusal::Full { .. }) => Room { in_slots: 0, ahead: self.room_ahead(lane, now) },
+            Err(_) => Room::default(),
         }
+    }
+
+    /// How many further jobs of this full lane can wait for permits, in the workers that hold some.
+    fn room_ahead(&self, lane: &Lane, now: Instant) -> usize {
+        let Some(resource) = self.passes_on(lane, now) else { return 0 };
+        let lane = permit_lane(lane);
+        self.holders.of(&resource).into_iter().map(|worker| self.holders.room_ahead(worker, &lane) as usize).sum()
     }
 
     /// The first resource of a full lane, if a worker may pass the permits of its jobs on: the lane is not a line, it has no rate, and no

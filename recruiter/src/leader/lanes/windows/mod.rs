@@ -7,9 +7,10 @@
 //! 1. an event concerns the lane but is not in the window: a hint without the job itself, or an assignment whose jobs were not all started;
 //! 2. the pause of a refused job is over;
 //! 3. it may be incomplete (it has an end, or its horizon has passed) and has fewer due jobs than its lane has room for, and the known due
-//!    jobs of all lanes of the same workers, up to the first such end, are fewer than these workers accept. After a fruitless search this
-//!    rule does not apply for 100 ms. The window of a line has its head only, and is complete while it has one. While the head is in
-//!    another lane, the window is empty and complete, and stays: the end of the head is rule 1.
+//!    jobs of all lanes of the same workers, up to the first such end, are fewer than these workers accept. Jobs of a full lane wait for the
+//!    permits of others and fill no slots: one known job is enough there. After a fruitless search this rule does not apply for 100 ms. The
+//!    window of a line has its head only, and is complete while it has one. While the head is in another lane, the window is empty and
+//!    complete, and stays: the end of the head is rule 1.
 //!
 //! A lane without room is not searched at all.
 //!
@@ -65,7 +66,7 @@ pub(crate) struct Windows {
     asleep: Asleep,
     /// When the first of the sleeping lanes that were looked at last may start a job.
     asleep_until: Option<Instant>,
-    /// The lanes that this round has woken, if others sleep.
+    /// The lanes that this round has woken to fill slots, if others sleep.
     woken: Vec<Lane>,
     /// The number of rounds, the last ones, that have woken lanes without jobs.
     woken_in_vain: u32,
@@ -243,7 +244,11 @@ impl Windows {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use recruiter_common::store::gate_of_line;
+    use recruiter_common::{
+        ids::WorkerId,
+        limits::{Limit, Settings},
+        store::{KeptCells, gate_of_line},
+    };
 
     use super::{window::Found, *};
     use crate::leader::fleet::tests::{available, fleet};
@@ -364,6 +369,23 @@ pub(super) mod tests {
         let behind = job("b", 5, NOW - 1);
         fill(&mut lanes, "b", found(&[&second, &end, &behind], Some(&behind)));
         assert_eq!((stale(&lanes, 2), stale(&lanes, 3)), (0, 2), "between them the other lane may have one");
+    }
+
+    #[test]
+    fn a_full_lane_is_searched_again_when_no_due_job_of_it_is_known() {
+        let full = Lane { gate: Some("printer".into()), ..lane("a") };
+        let job = ScheduledJob { gate: full.gate.clone(), ..job("a", 5, NOW - 1) };
+        let settings = Settings { limits: [("printer".into(), Limit::capacity(1))].into(), ..Settings::default() };
+        let mut admission = Admission::begin(settings, &[], KeptCells::default(), date(NOW));
+        admission.admit(WorkerId::new(), &full, &job, date(NOW)).unwrap();
+        let mut lanes = Windows::default();
+        lanes.begin_scan([full.clone()], [0], date(NOW + 2_000), |_| false);
+        lanes.learn_kinds(fleet(vec![available(&["*"], &["a"], 1)]).kinds());
+        let mut is_stale = |known: &[&ScheduledJob]| {
+            lanes.fill(std::slice::from_ref(&full), &mut found(known, Some(&job)), Monotonic::now());
+            !lanes.stale(&HashMap::from([(0, 4)]), &admission, date(NOW), Monotonic::now()).is_empty()
+        };
+        assert_eq!((admission.room(&full, date(NOW)), is_stale(&[&job]), is_stale(&[])), (4, false, true));
     }
 
     #[test]

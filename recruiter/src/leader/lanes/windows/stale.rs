@@ -15,7 +15,7 @@ use super::{
     window::{Window, is_of_line},
 };
 use crate::leader::{
-    admission::{Admission, Way},
+    admission::{Admission, Room},
     fleet::KindId,
 };
 
@@ -80,12 +80,11 @@ impl Windows {
             if able.is_empty() {
                 continue;
             }
-            let room = admission.room(lane, now);
-            if room > 0 {
+            let room = admission.room_of(lane, now);
+            if room != Room::default() {
                 let group = admission.has_weights().then_some(lane.group.as_str());
                 let divided = lane.priority.is_some().then_some(lane);
-                let fills_slots = room == usize::MAX || admission.way(lane, now) != Ok(Way::PermitsOfOthers);
-                alike.entry((able, group, divided)).or_default().push(Candidate { lane, window, room, fills_slots });
+                alike.entry((able, group, divided)).or_default().push(Candidate { lane, window, room });
             }
         }
         let mut stale = StaleLanes::new();
@@ -110,22 +109,25 @@ impl Windows {
 struct Candidate<'a> {
     lane: &'a Lane,
     window: &'a Window,
-    room: usize,
-    /// Otherwise its jobs wait for permits in the workers that hold them.
-    fills_slots: bool,
+    room: Room,
 }
 
 impl<'a> Candidate<'a> {
-    /// The known due jobs that may start now.
+    /// The number of due jobs that are wanted. Those of a full lane fill no slots, so one is enough until it is assigned ahead.
+    fn wanted(self) -> usize {
+        self.room.in_slots.max(1)
+    }
+
+    /// The known due jobs among these.
     fn due(self, now: Instant) -> impl Iterator<Item = &'a ScheduledJob> {
-        self.window.jobs.iter().filter(move |job| job.scheduled_at <= now).take(self.room)
+        self.window.jobs.iter().filter(move |job| job.scheduled_at <= now).take(self.wanted())
     }
 
     /// Whether a search may find further due jobs that may start now.
     fn is_unsure(self, now: Instant, at: Monotonic) -> bool {
         // Behind the head of a line no job may start.
-        let has_head = self.room == 1 && is_of_line(self.lane) && !self.window.jobs.is_empty();
-        self.window.may_have_more(now, at) && !has_head && self.due(now).count() < self.room
+        let has_head = self.wanted() == 1 && is_of_line(self.lane) && !self.window.jobs.is_empty();
+        self.window.may_have_more(now, at) && !has_head && self.due(now).count() < self.wanted()
     }
 }
 
@@ -137,6 +139,12 @@ fn more_is_needed(lanes: &[Candidate<'_>], slots: usize, now: Instant, at: Monot
         return true;
     }
     let Some(end) = unsure().filter_map(|window| window.end).min() else { return false };
-    lanes.iter().filter(|lane| lane.fills_slots).flat_map(|lane| lane.due(now)).filter(|job| job.position() <= end).take(slots).count()
+    lanes
+        .iter()
+        .filter(|lane| lane.room.in_slots > 0)
+        .flat_map(|lane| lane.due(now))
+        .filter(|job| job.position() <= end)
+        .take(slots)
+        .count()
         < slots
 }

@@ -6,7 +6,7 @@ use recruiter_common::{instant::Instant, store::Lane};
 
 use super::{Windows, asleep::Look, window::Window};
 use crate::leader::{
-    admission::Admission,
+    admission::{Admission, Room},
     fleet::{Kind, KindId},
 };
 
@@ -16,7 +16,8 @@ const MOST_DOUBLINGS: u32 = 10;
 impl Windows {
     /// Wakes sleeping lanes whose jobs may start now and that the workers of the kinds in `free` take, while few lanes are ready: less than
     /// [`CROWD`], or fewer than the slots of these workers; more after each round that has woken some [in vain](Self::has_woken_in_vain).
-    /// Returns whether others are left that may wake at once.
+    /// Full lanes, whose jobs wait for the permits of others, fill no slots: they are not ready, and wake only while there are less than
+    /// [`CROWD`] of both. Returns whether others are left that may wake at once.
     pub(crate) fn wake(
         &mut self,
         free: &HashMap<KindId, usize>,
@@ -31,19 +32,21 @@ impl Windows {
         }
         // Lanes that are not compared with each other are counted separately.
         let alike = |kind: KindId, lane: &Lane| (kind, admission.has_weights().then(|| lane.group.clone()), lane.priority);
-        let is_ready = |lane: &Lane, window: &Window| {
-            let may_start = window.is_stale(at) || window.jobs.front().is_some_and(|job| job.scheduled_at <= now);
-            lane.gate.is_some() && may_start && admission.room(lane, now) > 0
-        };
-        let (mut all, mut ready) = (0, HashMap::new());
-        for (lane, window) in self.windows.iter().filter(|(lane, window)| is_ready(lane, window)) {
+        let may_start = |window: &Window| window.is_stale(at) || window.jobs.front().is_some_and(|job| job.scheduled_at <= now);
+        let (mut all, mut full, mut ready) = (0, 0, HashMap::new());
+        for (lane, window) in self.windows.iter().filter(|(lane, window)| lane.gate.is_some() && may_start(window)) {
+            let room = admission.room_of(lane, now);
+            full += usize::from(room.ahead > 0);
+            if room.in_slots == 0 {
+                continue;
+            }
             all += 1;
             for kind in window.able.iter().filter(|kind| free.contains_key(kind)) {
                 *ready.entry(alike(*kind, lane)).or_insert(0) += 1;
             }
         }
         let (crowd, ageing, mut opens_at, mut others_sleep) = (self.crowd, &self.ageing, self.asleep_until, false);
-        let more = 1 << self.woken_in_vain.min(MOST_DOUBLINGS);
+        let (more, mut in_slots) = (1 << self.woken_in_vain.min(MOST_DOUBLINGS), Vec::new());
         let (woken, are_left) = self.asleep.wake(|lane| {
             let able: Vec<KindId> = free.keys().copied().filter(|kind| kinds[*kind].takes(lane)).collect();
             let has_few = |kind: &KindId| ready.get(&alike(*kind, lane)).is_none_or(|ready| *ready < free[kind].saturating_mul(more));
@@ -53,23 +56,32 @@ impl Windows {
                 // The parts of a lane differ in their priorities.
                 return if ageing.contains(&lane.group) { Look::Next } else { Look::Enough };
             }
-            if admission.room(lane, now) == 0 {
+            let room = admission.room_of(lane, now);
+            if room == Room::default() {
                 opens_at = opens_at.into_iter().chain(admission.opens_at(lane, now)).min();
                 // A full group may have room for those that pass permits on.
                 let may_start = admission.way(&Lane::new(&lane.group, &lane.class), now).is_ok();
                 return if may_start { Look::Next } else { Look::Closed };
             }
+            if room.in_slots == 0 {
+                if all + full >= crowd {
+                    return Look::Next;
+                }
+                full += 1;
+                return Look::Wake;
+            }
             all += 1;
+            in_slots.push(lane.clone());
             able.iter().for_each(|kind| *ready.entry(alike(*kind, lane)).or_insert(0) += 1);
             Look::Wake
         });
         let horizon = self.horizon();
-        for lane in &woken {
+        for lane in woken {
             let mut window = Window::stale(horizon);
-            window.learn_kinds(lane, kinds);
-            self.windows.insert(lane.clone(), window);
+            window.learn_kinds(&lane, kinds);
+            self.windows.insert(lane, window);
         }
-        (self.asleep_until, self.woken) = (opens_at, if others_sleep { woken } else { Vec::new() });
+        (self.asleep_until, self.woken) = (opens_at, if others_sleep { in_slots } else { Vec::new() });
         are_left
     }
 
@@ -214,6 +226,33 @@ mod tests {
         lanes.end_scan();
         lanes.begin_scan(all, [0], date(NOW + 2_000), |_| false);
         assert!(!lanes.had_missed(&found(sleeping.gate), fleet.kinds()) && lanes.had_missed(&found(Some(">new".into())), fleet.kinds()));
+    }
+
+    #[test]
+    fn full_lanes_keep_no_other_asleep_and_cause_no_round_in_vain() {
+        let settings = Settings { limits: [("p:*".into(), Limit::capacity(1))].into(), ..Settings::default() };
+        let mut admission = Admission::begin(settings, &[], KeptCells::default(), date(NOW));
+        let all: Vec<Lane> = (1..=6).map(|number| Lane { gate: Some(format!("p:{number}")), ..lane("a") }).collect();
+        let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
+        let mut lanes = Windows { crowd: 1, ..Windows::default() };
+        lanes.begin_scan(all.clone(), [0], date(NOW + 2_000), |_| false);
+        let mut again = lanes.clone();
+        let wake = |lanes: &mut Windows, admission: &Admission, slots: usize| {
+            lanes.wake(&HashMap::from([(0, slots)]), fleet.kinds(), admission, date(NOW), Monotonic::now());
+            let mut awake: Vec<String> = lanes.windows.keys().filter_map(|lane| lane.gate.clone()).collect();
+            awake.sort();
+            awake
+        };
+        assert_eq!(wake(&mut lanes, &admission, 4), ["p:1", "p:2", "p:3", "p:4"]);
+        for full in &all[..4] {
+            searched(&mut lanes, full, NOW - 1);
+            admission.admit(WorkerId::new(), full, &job("a", 5, NOW), date(NOW)).unwrap();
+        }
+        assert_eq!(wake(&mut lanes, &admission, 1), ["p:1", "p:2", "p:3", "p:4", "p:5"], "jobs of the others fill no slot");
+        assert_eq!(wake(&mut again, &admission, 1), ["p:1", "p:5"]);
+        again.fill(&all[..1], &mut found(&[], None), Monotonic::now());
+        searched(&mut again, &all[4], NOW - 1);
+        assert!(!again.has_woken_in_vain(date(NOW)), "the slot is filled");
     }
 
     #[test]
