@@ -8,7 +8,7 @@
 //! | ahead | a worker accepts 0 to 4 jobs ahead; it holds them, locks them, returns them, starts them in free slots, and passes permits on to them |
 //! | hint | is received before the next round, or is lost; it may announce a job that becomes visible later, or never |
 //! | limit | of the gate: none that matters, or one; MongoDB refuses an assignment with a permit that another worker holds |
-//! | list | of the lanes: at once, or one group in each step and at most one lane of a group. A step is a round, and events come between steps |
+//! | list | of the lanes: at once, or one group in each step, and one with news, and at most one lane of a group. A step is a round, and events come between steps |
 //! | search | asks for `ahead` jobs per free slot beyond the first (0 to 3), so that windows end before their lane does |
 //! | time | one millisecond per event; `Wait` advances to the next round that `rounds` would begin |
 //!
@@ -53,10 +53,10 @@ use std::{collections::HashSet, mem, time::Duration};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use self::{
-    memory::WorkerSpec,
+    memory::{SCAN_AFTER, WorkerSpec},
     world::{Event, Hints, World},
 };
-use crate::leader::lanes::discover::Bounds;
+use crate::leader::{database::Database as _, lanes::discover::Bounds};
 
 /// Each group is a step of a full scan, and at most one of its lanes is listed.
 const STEPS: Bounds = Bounds { pairs: 0, groups: 0, classes: 1, groups_at_once: 1, step: Duration::ZERO };
@@ -248,6 +248,36 @@ fn a_new_kind_of_worker_gets_jobs_of_lanes_that_a_scan_in_steps_has_passed() {
     world.step(Event::Join(0), Hints::Step);
     world.step(Event::Join(1), Hints::Round);
     assert!(world.events().contains(&Event::Start(1)));
+}
+
+/// Nor do they keep the next full scan, or the list for a new kind of worker, from beginning.
+#[test]
+fn news_of_many_groups_do_not_keep_a_list_in_steps_from_ending() {
+    let workers: [WorkerSpec<'_>; 2] = [(&["*"], &["a"], 2), (&["z"], &["b"], 1)];
+    let jobs = [("g", "nobody", None, 5), ("h", "nobody", None, 5), ("z", "a", None, 5), ("z", "b", None, 5), ("y", "a", None, 5)];
+    let mut world = World::new(0, &workers, &jobs);
+    world.assigning.lanes.discovery.bounds = STEPS;
+    world.memory.is_walk_slow = true;
+    let news = |world: &mut World| {
+        world.step(Event::Move(0, 0), Hints::Heard);
+        world.step(Event::Move(1, 0), Hints::Step);
+    };
+    let start_of = |world: &mut World, worker: usize| {
+        (0..5).for_each(|_| news(world));
+        assert!(world.events().contains(&Event::Start(worker)), "worker {worker}");
+        world.step(Event::Start(worker), Hints::Heard);
+    };
+    (0..4).for_each(|job| world.step(Event::Insert(job), Hints::Lost));
+    world.step(Event::Join(0), Hints::Heard);
+    start_of(&mut world, 0);
+    world.step(Event::Join(1), Hints::Heard);
+    start_of(&mut world, 1);
+    world.step(Event::Insert(4), Hints::Lost);
+    news(&mut world);
+    world.memory.data.get_mut().now += SCAN_AFTER;
+    news(&mut world);
+    assert!(!world.assigning.lanes.windows.needs_scan(world.memory.now()));
+    start_of(&mut world, 0);
 }
 
 #[test]

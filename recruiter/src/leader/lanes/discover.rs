@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    ops::Bound,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -53,12 +54,21 @@ pub(crate) struct Discovery {
     gated: BTreeSet<String>,
     /// Groups whose lanes the current full scan has not listed yet.
     unlisted: BTreeSet<String>,
+    /// Groups with news whose lanes are listed in steps beside those of the full scan. So news of many groups do not keep it from ending.
+    news: BTreeSet<String>,
+    /// The last group with news that was listed. The groups after it come next.
+    last_of_news: Option<String>,
 }
 
 impl Discovery {
     /// Whether the current full scan has lanes left to list.
-    pub(crate) fn is_incomplete(&self) -> bool {
+    pub(crate) fn is_scanning(&self) -> bool {
         !self.unlisted.is_empty()
+    }
+
+    /// Whether lanes are left to list.
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.is_scanning() || !self.news.is_empty()
     }
 
     /// Whether the current full scan will list the group of this lane in a later round.
@@ -69,6 +79,12 @@ impl Discovery {
     /// Ends the current full scan before it is complete.
     pub(crate) fn forget(&mut self) {
         self.unlisted.clear();
+        self.news.clear();
+    }
+
+    /// Removes the groups with news, because a full scan covers them.
+    pub(crate) fn take_news(&mut self) -> BTreeSet<String> {
+        std::mem::take(&mut self.news)
     }
 
     /// The lanes that may have jobs which are due at `until`, and that workers of these kinds take. If they are listed in steps, returns
@@ -83,7 +99,13 @@ impl Discovery {
         let (mut groups, gated) = tokio::try_join!(groups_with_jobs(store, kinds), store.gated_groups())?;
         groups.extend(taken_groups(kinds, gated.iter().cloned()));
         self.gated = gated;
-        self.list(store, all, kinds, groups, until).await
+        match self.list(store, kinds, &groups, until).await? {
+            Some(lanes) => Ok(lanes),
+            None => {
+                self.unlisted.extend(groups);
+                self.list_some(store, all).await
+            }
+        }
     }
 
     /// Like [`lanes_of_all`](Self::lanes_of_all), for all kinds, in these groups only.
@@ -94,37 +116,43 @@ impl Discovery {
         groups: BTreeSet<String>,
         until: Instant,
     ) -> Result<Vec<Lane>, StoreError> {
-        self.list(store, all, all, taken_groups(all, groups), until).await
+        let groups = taken_groups(all, groups);
+        match self.list(store, all, &groups, until).await? {
+            Some(lanes) => Ok(lanes),
+            None => {
+                self.news.extend(groups.difference(&self.unlisted).cloned());
+                self.list_some(store, all).await
+            }
+        }
     }
 
+    /// The lanes of these groups. `None` if they must be listed in steps.
     async fn list(
         &mut self,
         store: &impl Database,
-        all: &[&Kind],
         kinds: &[&Kind],
-        groups: BTreeSet<String>,
+        groups: &BTreeSet<String>,
         until: Instant,
-    ) -> Result<Vec<Lane>, StoreError> {
+    ) -> Result<Option<Vec<Lane>>, StoreError> {
         let gated: BTreeSet<String> = groups.intersection(&self.gated).cloned().collect();
         if gated.len() <= self.bounds.groups {
-            let without_gate = if let Some(few) = every_pair(kinds, &groups, self.bounds.pairs) {
+            let without_gate = if let Some(few) = every_pair(kinds, groups, self.bounds.pairs) {
                 Some(few)
             } else if groups.len() <= self.bounds.groups {
-                Some(lanes_without_gate(store, kinds, &groups, self.bounds.classes).await?)
+                Some(lanes_without_gate(store, kinds, groups, self.bounds.classes).await?)
             } else {
                 self.walk(store, until).await?.map(|lanes| lanes.filter(|lane| groups.contains(&lane.group)).collect())
             };
             if let Some(mut lanes) = without_gate {
                 lanes.extend(lanes_with_gate(store, &gated).await?);
                 lanes.retain(|lane| is_taken(kinds, lane));
-                return Ok(lanes);
+                return Ok(Some(lanes));
             }
         }
-        self.unlisted.extend(groups);
-        self.list_some(store, all).await
+        Ok(None)
     }
 
-    /// The lanes of the next groups of the current full scan, for about one [`step`](Bounds::step). Hints and free workers need not wait
+    /// The lanes of the next groups, for about one [`step`](Bounds::step). Hints and free workers need not wait
     /// until thousands of groups are listed.
     pub(crate) async fn list_some(&mut self, store: &impl Database, kinds: &[&Kind]) -> Result<Vec<Lane>, StoreError> {
         let began = Monotonic::now();
@@ -134,6 +162,7 @@ impl Discovery {
             lanes.extend(lanes_without_gate(store, kinds, &groups, self.bounds.classes).await?);
             lanes.extend(lanes_with_gate(store, groups.intersection(&self.gated)).await?);
             self.unlisted.retain(|group| !groups.contains(group));
+            self.news.retain(|group| !groups.contains(group));
             if began.elapsed() >= self.bounds.step {
                 break;
             }
@@ -142,9 +171,14 @@ impl Discovery {
         Ok(lanes)
     }
 
-    /// The groups of the next part of a step.
-    fn next_groups(&self) -> BTreeSet<String> {
-        self.unlisted.iter().take(self.bounds.groups_at_once).cloned().collect()
+    /// The groups of the next part of a step: as many of the full scan as of those with news.
+    fn next_groups(&mut self) -> BTreeSet<String> {
+        let most = self.bounds.groups_at_once;
+        let after = self.last_of_news.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let in_turn = self.news.range::<String, _>((after, Bound::Unbounded)).chain(&self.news);
+        let news: Vec<String> = in_turn.take(most.min(self.news.len())).cloned().collect();
+        self.last_of_news = news.last().cloned().or(self.last_of_news.take());
+        self.unlisted.iter().take(most).cloned().chain(news).collect()
     }
 
     /// Every lane without a gate that has jobs which are due at `until`. `None` if the walk takes too long.
@@ -249,9 +283,18 @@ mod tests {
         let first = discovery.next_groups();
         assert!(first.len() == 16 && first.contains("group-10") && !first.contains("group-59"));
         discovery.unlisted.retain(|group| !first.contains(group));
-        assert!(discovery.is_incomplete() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
+        assert!(discovery.is_scanning() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
         discovery.forget();
         assert!(!discovery.is_incomplete() && !discovery.will_list(&lane("group-59")));
+        // Groups with news have turns of their own, each in its turn.
+        discovery.unlisted = ["group-70".to_owned()].into();
+        let mut next = || {
+            discovery.news = (10..30).map(|number| format!("group-{number}")).collect();
+            let groups = discovery.next_groups();
+            (groups.len(), groups.contains("group-70") && groups.contains("group-29"))
+        };
+        assert_eq!([next(), next()], [(17, false), (17, true)]);
+        assert_eq!((discovery.take_news().len(), discovery.next_groups().len()), (20, 1));
     }
 
     #[test]

@@ -58,14 +58,14 @@ impl Lanes {
 
     /// Requests a full scan that finds unannounced jobs. A scan that takes several rounds is completed first.
     pub(crate) fn end_scan(&mut self) {
-        if !self.discovery.is_incomplete() {
+        if !self.discovery.is_scanning() {
             self.windows.end_scan();
         }
     }
 
     /// Requests a full scan, unless one is under way.
     pub(crate) fn scan_again(&mut self) {
-        if !self.discovery.is_incomplete() {
+        if !self.discovery.is_scanning() {
             self.windows.forget_scan();
         }
     }
@@ -107,13 +107,16 @@ impl Lanes {
     async fn discover(&mut self, store: &impl Database, kinds: &[Kind], now: Instant, until: Instant) -> Result<(), StoreError> {
         let all: Vec<&Kind> = kinds.iter().collect();
         let Self { windows, discovery, news, hinted, .. } = self;
+        let is_scanning = discovery.is_scanning();
         if discovery.is_incomplete() {
             let lanes = discovery.list_some(store, &all).await?;
             lanes.into_iter().for_each(|lane| windows.list(lane));
-        } else if windows.needs_scan(now) {
+        }
+        if !is_scanning && windows.needs_scan(now) {
+            *hinted = std::mem::take(news);
+            hinted.extend(discovery.take_news());
             let lanes = discovery.lanes_of_all(store, &all, &all, until).await?;
             windows.begin_scan(lanes, 0..kinds.len(), until, |lane| discovery.will_list(lane));
-            *hinted = std::mem::take(news);
         }
         if !news.is_empty() {
             let lanes = discovery.lanes_of_groups(store, &all, std::mem::take(news), until).await?;
@@ -121,7 +124,7 @@ impl Lanes {
         }
         let unscanned = windows.unscanned(0..kinds.len());
         // A worker of a new kind may have come while lanes were listed in steps.
-        if !discovery.is_incomplete() && !unscanned.is_empty() {
+        if !discovery.is_scanning() && !unscanned.is_empty() {
             let some: Vec<&Kind> = unscanned.iter().map(|kind| &kinds[*kind]).collect();
             let lanes = discovery.lanes_of_all(store, &all, &some, until).await?;
             lanes.into_iter().for_each(|lane| windows.list(lane));

@@ -387,7 +387,7 @@ impl World {
 
     /// Updates which jobs and slots the recruiter knows after these hints.
     fn learn(&mut self, trigger: &Trigger) {
-        let (at, is_listing) = (self.memory.monotonic(), self.assigning.lanes.discovery.is_incomplete());
+        let (at, is_listing) = (self.memory.monotonic(), self.assigning.lanes.discovery.is_scanning());
         let Data { jobs, workers, .. } = self.memory.data.get_mut();
         for job in jobs {
             let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty() || !trigger.returned.is_empty());
