@@ -97,18 +97,18 @@ impl Store {
         Ok(found.iter().filter_map(|document| worker_of(document)).collect())
     }
 
-    /// Assignments in the roster that are not taken yet, with their rounds, for a new leader.
+    /// Assignments in the roster that are not taken yet, with their rounds, for a new leader. They are in the order in which they were made,
+    /// by the server's clock: the clocks of the processes that have numbered the rounds may differ.
     ///
     /// Filter: not available, assigned. Index: none, the roster is small. Invariant: none, a missed assignment is harmless.
     pub async fn assigned_and_not_taken(&self) -> Result<Vec<(RoundId, AssignedJobs)>, StoreError> {
         let roster = self.roster_as_it_is();
         let filter = doc! { "available": false, "assigned_to": { "$exists": true }, "retired": { "$ne": true } };
-        let found: Vec<RawDocumentBuf> =
-            call(
-                "assigned_and_not_taken",
-                async move { roster.find(filter).read_concern(ReadConcern::local()).await?.try_collect().await },
-            )
-            .await?;
+        let found: Vec<RawDocumentBuf> = call("assigned_and_not_taken", async move {
+            let assigned = roster.find(filter).sort(doc! { "assigned_since": 1 }).read_concern(ReadConcern::local());
+            assigned.await?.try_collect().await
+        })
+        .await?;
         let not_taken = |document: &RawDocumentBuf| {
             let (worker, document) = (worker_of(document)?, roster::legible(document));
             let assigned = roster::assignment_in(worker, &document)?;

@@ -318,10 +318,11 @@ impl World {
             worker.held.values_mut().for_each(|assigned_at| *assigned_at = i64::MIN);
             if let Some(round) = worker.round.filter(|_| worker.is_registered && !worker.assigned.is_empty()) {
                 let assigned = worker.assigned.iter().map(|job| id(*job).into()).collect();
-                inherited.push((round, AssignedJobs::new(id(number).into(), assigned)));
+                inherited.push((worker.assigned_at, (round, AssignedJobs::new(id(number).into(), assigned))));
             }
         }
-        self.assigning.inherit(inherited, at);
+        inherited.sort_by_key(|(assigned_at, _)| *assigned_at);
+        self.assigning.inherit(inherited.into_iter().map(|(_, assignment)| assignment).collect(), at);
         jobs.iter_mut().for_each(|job| (job.is_known, job.is_outdated, job.in_flight_since) = (false, false, *now));
     }
 

@@ -65,9 +65,8 @@ pub(crate) struct Assigning {
 }
 
 impl Assigning {
-    /// Adds assignments of earlier leaders. If two workers have a job, it is in flight to the one that got it last.
-    pub(crate) fn inherit(&mut self, mut assignments: Vec<(RoundId, AssignedJobs)>, at: Monotonic) {
-        assignments.sort_by_key(|(round, _)| *round);
+    /// Adds assignments of earlier leaders, in their order. If two workers have a job, it is in flight to the one that got it last.
+    pub(crate) fn inherit(&mut self, assignments: Vec<(RoundId, AssignedJobs)>, at: Monotonic) {
         for (round, assignment) in assignments {
             // The worker's channel is unknown, so its hint cannot be sent again. Without keep-alives the worker polls.
             self.keep_alive.failed(at);
