@@ -7,7 +7,7 @@ pub use crate::{
         BATCH_BYTES, Conditions, DueJobs, GuardedWrite, HeartbeatReply, LeaderLease, LockedJobs, NotKept, Observed, Offer, Planned,
         Registration, Start, ToStart,
     },
-    enqueue::waiting::Waiting as WaitingJob,
+    enqueue::waiting::WaitingJob,
     events::subscribers::RingPart,
     files::bucket::FilesStep,
     graphs::continuation::continuation,
@@ -28,7 +28,7 @@ pub use crate::{
     limits::{
         backlogs::GroupBacklog,
         cells::{FastLimits, KeptCells, RateCell},
-        refusal::{InUse, Refusal},
+        refusal::{InUse, NotAdmitted},
         window::Maintenance,
     },
     lines::Head,

@@ -22,7 +22,7 @@ pub(crate) fn make_wait(document: &mut Document, edges: &[Edge], due: Instant, n
 
 /// A job that waits for others, as the recruiter reads it.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub struct WaitingJob {
     /// The job.
     pub id: JobId,
     /// Its edges.
@@ -33,7 +33,7 @@ pub struct Waiting {
     pub job: crate::job::lane::ScheduledJob,
 }
 
-impl Waiting {
+impl WaitingJob {
     /// `None` if the document is not a job.
     pub(crate) fn of_document(document: &Document) -> Option<Self> {
         Some(Self {

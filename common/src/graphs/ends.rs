@@ -14,7 +14,7 @@ use crate::{
         ids::{GraphId, JobId},
         instant::Instant,
     },
-    enqueue::waiting::Waiting,
+    enqueue::waiting::WaitingJob,
     job::{
         FinishReason,
         edge::{End, NOT_NEEDED},
@@ -87,7 +87,7 @@ impl Store {
     /// Those of these jobs that wait for others, with their edges, and the ids of those whose documents are not jobs.
     ///
     /// Filter: ids, waiting. Index: `_id`. Invariant: none, the release has a guard.
-    pub async fn waiting_among(&self, jobs: &[JobId]) -> Result<(Vec<Waiting>, Vec<JobId>), StoreError> {
+    pub async fn waiting_among(&self, jobs: &[JobId]) -> Result<(Vec<WaitingJob>, Vec<JobId>), StoreError> {
         let (scheduled, filter) =
             (self.scheduled.clone_with_type::<RawDocumentBuf>(), doc! { "_id": { "$in": jobs.to_vec() }, "waiting": true });
         let fields = doc! { "waits_for": 1, "due_after": 1, "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1 };
@@ -98,7 +98,7 @@ impl Store {
         .await?;
         let (mut waiting, mut invalid) = (Vec::with_capacity(found.len()), Vec::new());
         for job in &found {
-            match Document::try_from(&**job).ok().and_then(|job| Waiting::of_document(&job)) {
+            match Document::try_from(&**job).ok().and_then(|job| WaitingJob::of_document(&job)) {
                 Some(job) => waiting.push(job),
                 None => invalid.extend(crate::mongo::raw_id_of(job)),
             }

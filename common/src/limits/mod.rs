@@ -39,7 +39,7 @@ pub(crate) mod window;
 pub use self::backlogs::LARGEST_CAP;
 pub(crate) use self::{
     cells::RateCell,
-    refusal::{InUse, Refusal},
+    refusal::{InUse, NotAdmitted},
     window::Maintenance,
 };
 use std::{

@@ -17,7 +17,7 @@ use crate::{
 
 /// Why a job of a lane may not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum NotAdmitted {
     /// A pause covers it.
     Paused(Paused, Pause),
     /// It needs a resource without a limit.
@@ -67,15 +67,15 @@ impl Settings {
     ///
     /// # Errors
     /// When none may start: the first reason.
-    pub fn admit(&self, lane: &Lane, in_use: &impl InUse) -> Result<(usize, Vec<(String, Limit)>), Refusal> {
+    pub fn admit(&self, lane: &Lane, in_use: &impl InUse) -> Result<(usize, Vec<(String, Limit)>), NotAdmitted> {
         if let Some((paused, pause)) = self.pause_of(&lane.group, &lane.class) {
-            return Err(Refusal::Paused(paused.clone(), pause.clone()));
+            return Err(NotAdmitted::Paused(paused.clone(), pause.clone()));
         }
         if let Some((line, pause)) = lane.gate.as_ref().and_then(|gate| Some((line_of_gate(gate)?, in_use.halt_of(gate)?))) {
-            return Err(Refusal::Paused(Paused::Line(line.to_owned()), pause.clone()));
+            return Err(NotAdmitted::Paused(Paused::Line(line.to_owned()), pause.clone()));
         }
         if let Some(until) = in_use.closed_until(&lane.group) {
-            return Err(Refusal::Maintenance { group: lane.group.clone(), until });
+            return Err(NotAdmitted::Maintenance { group: lane.group.clone(), until });
         }
         let limits = self.limits_of(lane)?;
         let mut room = usize::MAX;
@@ -83,12 +83,12 @@ impl Settings {
             if let Some(capacity) = limit.capacity {
                 room = room.min((capacity as usize).saturating_sub(in_use.used(resource)));
                 if room == 0 {
-                    return Err(Refusal::Full { resource: resource.clone(), capacity });
+                    return Err(NotAdmitted::Full { resource: resource.clone(), capacity });
                 }
             }
             if let Some(rate) = limit.rate {
                 let allowed = in_use.starts(resource, rate);
-                room = room.min(allowed.map_err(|until| Refusal::Rate { resource: resource.clone(), until })?);
+                room = room.min(allowed.map_err(|until| NotAdmitted::Rate { resource: resource.clone(), until })?);
             }
         }
         Ok((room, limits))
@@ -98,13 +98,13 @@ impl Settings {
     ///
     /// # Errors
     /// When one of them is not valid, or a resource has none.
-    pub fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Refusal> {
+    pub fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, NotAdmitted> {
         let mut limits = Vec::new();
         for resource in lane.gate.iter().flat_map(|gate| resources_in(gate)) {
             if let Some(invalid) = self.invalid_for(resource) {
-                return Err(Refusal::Invalid(invalid.to_owned()));
+                return Err(NotAdmitted::Invalid(invalid.to_owned()));
             }
-            let Some(limit) = self.limit_of(resource) else { return Err(Refusal::Undefined(resource.to_owned())) };
+            let Some(limit) = self.limit_of(resource) else { return Err(NotAdmitted::Undefined(resource.to_owned())) };
             limits.push((resource.to_owned(), limit));
         }
         if self.groups.is_empty() && self.invalid.is_empty() {
@@ -112,7 +112,7 @@ impl Settings {
         }
         let resource = resource_of_group(&lane.group);
         if self.invalid.contains(&resource) {
-            return Err(Refusal::Invalid(resource));
+            return Err(NotAdmitted::Invalid(resource));
         }
         if let Some(group) = self.groups.get(&lane.group).filter(|group| group.limit != Limit::default()) {
             limits.push((resource, group.limit));

@@ -9,14 +9,14 @@ use std::{
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
-    store::{Lane, Permits, Position, Refusal, ScheduledJob},
+    store::{Lane, NotAdmitted, Permits, Position, ScheduledJob},
 };
 
 use super::{
     admission::{Admission, Way, shares::Pass},
     book::Refusals,
     fleet::{FreeWorker, KindId},
-    lanes::windows::Waiting,
+    lanes::windows::KnownJobs,
 };
 
 /// The jobs of each worker.
@@ -67,12 +67,12 @@ impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
 /// earlier date arrives late.
 pub(crate) fn plan<'a>(
     workers: &[FreeWorker],
-    lanes: impl Iterator<Item = Waiting<'a>>,
+    lanes: impl Iterator<Item = KnownJobs<'a>>,
     refusals: &Refusals,
     admission: &mut Admission,
     now: Instant,
 ) -> Plan {
-    let queue = |waiting: Waiting<'a>| Queue {
+    let queue = |waiting: KnownJobs<'a>| Queue {
         lane: waiting.lane,
         due: waiting.jobs.iter().filter(move |job| job.scheduled_at <= now).peekable(),
         kinds: waiting.able,
@@ -165,7 +165,7 @@ impl<'a> Planning<'a> {
     }
 
     /// Gives a job to the best of the workers that have room for it.
-    fn give_to_any(&mut self, lane: &Lane, job: &ScheduledJob, able: &[usize], way: Result<Way, Refusal>) -> bool {
+    fn give_to_any(&mut self, lane: &Lane, job: &ScheduledJob, able: &[usize], way: Result<Way, NotAdmitted>) -> bool {
         let needs_free_slot = way == Ok(Way::Permits) || self.admission.needs_free_slot(lane, job, self.now);
         let is_limited = way != Ok(Way::Unlimited);
         let has_room =
@@ -247,7 +247,7 @@ mod tests {
         }
         let able = |lane: &Lane| (0..fleet.kinds().len()).filter(|kind| fleet.kinds()[*kind].takes(lane)).collect::<Vec<_>>();
         let able: HashMap<&Lane, Vec<KindId>> = lanes.keys().map(|lane| (lane, able(lane))).collect();
-        let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &able[lane] });
+        let waiting = lanes.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &able[lane] });
         let plan = plan(fleet.workers(), waiting, refusals, &mut Admission::default(), NOW);
         let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|(job, _)| *job).collect();
         (0..fleet.workers().len()).map(of).collect()
@@ -306,7 +306,7 @@ mod tests {
         let given = |free: u32, jobs: &[&ScheduledJob]| {
             let mut admission = Admission::begin(settings.clone(), &[], KeptCells::default(), NOW);
             let lanes: Vec<(Lane, VecDeque<ScheduledJob>)> = jobs.iter().map(|job| (job.lane(), [(*job).clone()].into())).collect();
-            let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
+            let waiting = lanes.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &[0] });
             let plan = plan(workers(free).workers(), waiting, &Refusals::default(), &mut admission, NOW);
             plan.given.get(&0).into_iter().flatten().map(|(job, _)| *job).collect::<Vec<_>>()
         };
@@ -330,7 +330,7 @@ mod tests {
             (0..2).for_each(|_| _ = admission.admit(fleet.workers()[0].id, &printer.lane(), &printer, NOW).unwrap());
             let mut lanes: HashMap<Lane, VecDeque<ScheduledJob>> = HashMap::new();
             jobs.iter().for_each(|job| lanes.entry(job.lane()).or_default().push_back(job.clone()));
-            let waiting = lanes.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
+            let waiting = lanes.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &[0] });
             let plan = plan(fleet.workers(), waiting, &Refusals::default(), &mut admission, NOW);
             let ahead = plan.permits.values().filter(|permit| permit.is_ahead).count();
             ([0, 1].map(|worker| plan.given.get(&worker).map_or(0, Vec::len)), ahead)
@@ -351,7 +351,7 @@ mod tests {
         let fleet = fleet(vec![AvailableWorker { held_permits: None, ..available(&["*"], &["x"], 3) }]);
         let limited = ScheduledJob { gate: Some("printer".into()), ..job("a", "x", 5, 0) };
         let jobs = [limited, job("a", "x", 5, 0)].map(|job| (job.lane(), VecDeque::from([job])));
-        let waiting = jobs.iter().map(|(lane, jobs)| Waiting { lane, jobs, able: &[0] });
+        let waiting = jobs.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &[0] });
         let plan = plan(fleet.workers(), waiting, &Refusals::default(), &mut admission, NOW);
         assert_eq!(plan.given[&0].iter().map(|(job, _)| *job).collect::<Vec<_>>(), [jobs[1].1[0].id]);
     }

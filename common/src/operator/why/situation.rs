@@ -18,7 +18,7 @@ use crate::{
         gate::{line_of_gate, resource_and_number, resource_of_group},
         lane::Lane,
     },
-    limits::{InUse, Limit, Maintenance, Pause, Rate, RateCell, Refusal, Settings},
+    limits::{InUse, Limit, Maintenance, NotAdmitted, Pause, Rate, RateCell, Settings},
     lines::Head,
     mongo::{Store, StoreError},
     operator::presence::{Leader, Presence, Worker},
@@ -120,7 +120,7 @@ impl Situation {
     pub fn why_refused(&self, lane: &Lane) -> Option<Why> {
         let refusal = self.settings.admit(lane, self).err()?;
         let why = self.explained(&refusal);
-        let Refusal::Full { resource, .. } = refusal else { return Some(why) };
+        let NotAdmitted::Full { resource, .. } = refusal else { return Some(why) };
         let is_of = |permit: &String| resource_and_number(permit).is_some_and(|(of, _)| of == resource);
         let holds = |worker: &&Worker| self.holders.iter().any(|one| Some(one.worker) == worker.id() && one.permits.iter().any(is_of));
         match self.workers.0.iter().find(|worker| worker.is_overdue() && holds(worker)) {
@@ -141,40 +141,44 @@ impl Situation {
     /// The resource whose permits are all held, if that is why this lane is refused.
     pub(crate) fn full(&self, lane: &Lane) -> Option<String> {
         match self.settings.admit(lane, self).err()? {
-            Refusal::Full { resource, .. } => Some(resource),
-            Refusal::Paused(..) | Refusal::Undefined(_) | Refusal::Invalid(_) | Refusal::Maintenance { .. } | Refusal::Rate { .. } => None,
+            NotAdmitted::Full { resource, .. } => Some(resource),
+            NotAdmitted::Paused(..)
+            | NotAdmitted::Undefined(_)
+            | NotAdmitted::Invalid(_)
+            | NotAdmitted::Maintenance { .. }
+            | NotAdmitted::Rate { .. } => None,
         }
     }
 
     /// A refusal in words.
-    fn explained(&self, refusal: &Refusal) -> Why {
+    fn explained(&self, refusal: &NotAdmitted) -> Why {
         let (quoted, now) = (|name: &str| format!("`{}`", printable(name, 80)), self.now);
         match refusal {
-            Refusal::Paused(paused, pause) => {
+            NotAdmitted::Paused(paused, pause) => {
                 let what = printable(&paused.to_string(), 80);
                 Why::new(Reason::Paused, format!("{what} is {}; `recruiter resume {what}` ends the pause", paused_by(pause, now)))
             }
-            Refusal::Undefined(resource) => Why::new(
+            NotAdmitted::Undefined(resource) => Why::new(
                 Reason::LimitUndefined,
                 format!("it needs {}, which has no limit yet; set one with `recruiter limits set`, or cancel the job", quoted(resource)),
             ),
-            Refusal::Invalid(resource) => Why::new(
+            NotAdmitted::Invalid(resource) => Why::new(
                 Reason::LimitInvalid,
                 format!(
                     "the settings of {} are not valid; correct its document, for example with `recruiter limits set` or `recruiter groups set`",
                     quoted(resource)
                 ),
             ),
-            Refusal::Full { resource, capacity } => Why::new(
+            NotAdmitted::Full { resource, capacity } => Why::new(
                 Reason::LimitFull,
                 format!("{} is full: at most {capacity} at a time; it waits for one of these jobs to end", quoted(resource)),
             ),
-            Refusal::Maintenance { group, until } => Why::new(
+            NotAdmitted::Maintenance { group, until } => Why::new(
                 Reason::Maintenance,
                 format!("the maintenance window of group {} ends in {} ({})", quoted(group), apart(*until, now), moment(*until)),
             )
             .until(*until),
-            Refusal::Rate { resource, until } => Why::new(
+            NotAdmitted::Rate { resource, until } => Why::new(
                 Reason::Rate,
                 format!("the rate of {} allows the next start in {} ({})", quoted(resource), apart(now, *until), moment(*until)),
             )

@@ -27,8 +27,8 @@ use recruiter_common::{
     instant::Instant,
     limits::{Limit, Pause, Rate, Settings},
     store::{
-        AvailableWorker, InUse, KeptCells, Lane, Permit, PermitHolder, Refusal, ScheduledJob, group_of_resource, line_of_gate, permit_name,
-        resource_of_group,
+        AvailableWorker, InUse, KeptCells, Lane, NotAdmitted, Permit, PermitHolder, ScheduledJob, group_of_resource, line_of_gate,
+        permit_name, resource_of_group,
     },
 };
 
@@ -105,11 +105,11 @@ impl Admission {
     }
 
     /// How a job of this lane can be assigned now, or why it must wait.
-    pub(crate) fn way(&self, lane: &Lane, now: Instant) -> Result<Way, Refusal> {
+    pub(crate) fn way(&self, lane: &Lane, now: Instant) -> Result<Way, NotAdmitted> {
         match self.check(lane, now) {
             Ok((usize::MAX, _)) => Ok(Way::Unlimited),
             Ok(_) => Ok(Way::Permits),
-            Err(Refusal::Full { .. }) => Ok(Way::PermitsOfOthers),
+            Err(NotAdmitted::Full { .. }) => Ok(Way::PermitsOfOthers),
             Err(refusal) => Err(refusal),
         }
     }
@@ -223,7 +223,7 @@ impl Admission {
     pub(crate) fn room_of(&self, lane: &Lane, now: Instant) -> Room {
         match self.check(lane, now) {
             Ok((in_slots, _)) => Room { in_slots, ahead: 0 },
-            Err(Refusal::Full { .. }) => Room { in_slots: 0, ahead: self.room_ahead(lane, now) },
+            Err(NotAdmitted::Full { .. }) => Room { in_slots: 0, ahead: self.room_ahead(lane, now) },
             Err(_) => Room::default(),
         }
     }
@@ -286,13 +286,13 @@ impl Admission {
     /// When a rate allows the next job of this lane, or its maintenance window ends, if nothing else refuses it.
     pub(crate) fn opens_at(&self, lane: &Lane, now: Instant) -> Option<Instant> {
         match self.way(lane, now).err()? {
-            Refusal::Rate { until, .. } | Refusal::Maintenance { until, .. } => Some(until),
-            Refusal::Paused(..) | Refusal::Undefined(_) | Refusal::Invalid(_) | Refusal::Full { .. } => None,
+            NotAdmitted::Rate { until, .. } | NotAdmitted::Maintenance { until, .. } => Some(until),
+            NotAdmitted::Paused(..) | NotAdmitted::Undefined(_) | NotAdmitted::Invalid(_) | NotAdmitted::Full { .. } => None,
         }
     }
 
     /// Takes permits for a job of this lane and this worker: `None` if the lane has no limit.
-    pub(crate) fn admit(&mut self, worker: WorkerId, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, Refusal> {
+    pub(crate) fn admit(&mut self, worker: WorkerId, lane: &Lane, job: &ScheduledJob, now: Instant) -> Result<Option<Permit>, NotAdmitted> {
         let (room, resources) = self.check(lane, now)?;
         self.serve(&lane.group);
         let closes_at = self.closures.closes_soon(&lane.group, now);
@@ -325,12 +325,12 @@ impl Admission {
     }
 
     /// How many jobs of this lane may start, and the limits that apply to it.
-    fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), Refusal> {
+    fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), NotAdmitted> {
         self.settings.admit(lane, &Now(self, now))
     }
 
     /// The limits of the lane's resources and of its group.
-    fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, Refusal> {
+    fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, NotAdmitted> {
         self.settings.limits_of(lane)
     }
 }
@@ -398,7 +398,7 @@ mod tests {
         Admission::begin(Settings { limits, ..Settings::default() }, &[], KeptCells::default(), at(-1_000_000_000))
     }
 
-    fn names(admitted: Result<Option<Permit>, Refusal>) -> String {
+    fn names(admitted: Result<Option<Permit>, NotAdmitted>) -> String {
         match admitted {
             Ok(Some(permit)) => permit.names.join(" "),
             Ok(None) => "unlimited".into(),
@@ -478,13 +478,13 @@ mod tests {
         assert_eq!((admission.room(&lane(""), at(0)), admission.room(&Lane::new("other", "Send"), at(0))), (1, usize::MAX));
         let pause = Pause { by: "ada".into(), reason: None, at: None };
         assert!(admission.change(Settings { pauses: [(Paused::Everything, pause.clone())].into(), ..settings.clone() }, at(0)));
-        assert_eq!(admission.way(&lane(""), at(0)).err(), Some(Refusal::Paused(Paused::Everything, pause)));
+        assert_eq!(admission.way(&lane(""), at(0)).err(), Some(NotAdmitted::Paused(Paused::Everything, pause)));
         let invalid = Settings { invalid: ["@mail".into(), "printer".into()].into(), ..Settings::default() };
         admission.change(invalid, at(0));
-        assert_eq!(admission.way(&lane(""), at(0)).err(), Some(Refusal::Invalid("@mail".into())));
+        assert_eq!(admission.way(&lane(""), at(0)).err(), Some(NotAdmitted::Invalid("@mail".into())));
         assert_eq!(
             admission.way(&Lane { gate: Some("printer".into()), ..Lane::new("a", "b") }, at(0)).err(),
-            Some(Refusal::Invalid("printer".into()))
+            Some(NotAdmitted::Invalid("printer".into()))
         );
     }
 
@@ -500,7 +500,7 @@ mod tests {
         first.cells.are_kept();
         assert!(first.cells.to_keep().is_empty());
         let next = |admission: &Admission, ms: i64| match admission.way(&lane("api"), at(ms)).err() {
-            Some(Refusal::Rate { until, .. }) => (until - at(0)).num_seconds(),
+            Some(NotAdmitted::Rate { until, .. }) => (until - at(0)).num_seconds(),
             other => panic!("{other:?}"),
         };
         let second = begin(KeptCells { cells: kept, since: Some(at(-9_000_000)), ..KeptCells::default() }, 1_800_000);
@@ -517,7 +517,7 @@ mod tests {
         let rate = |starts, per| Limit::rate(Rate::new(starts, Duration::from_secs(per), starts).unwrap());
         let mut admission = limited([("api", rate(1, 3_600))]);
         admission.admit(WorkerId::new(), &lane("api"), &job(), at(0)).unwrap();
-        assert!(matches!(admission.way(&lane("api"), at(10)).err(), Some(Refusal::Rate { until, .. }) if until > at(3_000_000)));
+        assert!(matches!(admission.way(&lane("api"), at(10)).err(), Some(NotAdmitted::Rate { until, .. }) if until > at(3_000_000)));
         admission.change(Settings { limits: [("api".into(), rate(100, 1))].into(), ..Settings::default() }, at(10));
         assert!(admission.room(&lane("api"), at(30)) > 0);
     }

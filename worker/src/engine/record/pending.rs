@@ -30,35 +30,35 @@ pub(super) enum Entry {
     Urgent,
 }
 
-type Archivals = Vec<Waiting<PendingEnd<Archival>>>;
-type Reschedulings = Vec<Waiting<PendingEnd<Rescheduling>>>;
+type Archivals = Vec<Unwritten<PendingEnd<Archival>>>;
+type Reschedulings = Vec<Unwritten<PendingEnd<Rescheduling>>>;
 
 /// Entries that are not written yet.
 #[derive(Default)]
 pub(super) struct Pending {
     pub(super) archivals: Archivals,
     pub(super) reschedulings: Reschedulings,
-    pub(super) items: Vec<Waiting<Arc<Items>>>,
-    pub(super) notes: Vec<Waiting<Arc<Notes>>>,
+    pub(super) items: Vec<Unwritten<Arc<Items>>>,
+    pub(super) notes: Vec<Unwritten<Arc<Notes>>>,
 }
 
 impl Pending {
     pub(super) fn add(&mut self, entries: impl Iterator<Item = Entry>) {
         for entry in entries {
             match entry {
-                Entry::End(JobEnd::Archive(write), recorded) => self.archivals.push(Waiting::new(PendingEnd { write: *write, recorded })),
+                Entry::End(JobEnd::Archive(write), recorded) => self.archivals.push(Unwritten::new(PendingEnd { write: *write, recorded })),
                 Entry::End(JobEnd::Reschedule(write), recorded) => {
-                    self.reschedulings.push(Waiting::new(PendingEnd { write: *write, recorded }))
+                    self.reschedulings.push(Unwritten::new(PendingEnd { write: *write, recorded }))
                 }
-                Entry::Items(items) => self.items.push(Waiting::new(items)),
-                Entry::Notes(notes) => self.notes.push(Waiting::new(notes)),
+                Entry::Items(items) => self.items.push(Unwritten::new(items)),
+                Entry::Notes(notes) => self.notes.push(Unwritten::new(notes)),
                 Entry::Urgent => {}
             }
         }
     }
 
     /// Removes the notes that may be written now.
-    pub(super) fn take_due_notes(&mut self) -> Vec<Waiting<Arc<Notes>>> {
+    pub(super) fn take_due_notes(&mut self) -> Vec<Unwritten<Arc<Notes>>> {
         let now = Monotonic::now();
         self.notes.extract_if(.., |waiting| waiting.notes_due(now) <= now).collect()
     }
@@ -71,7 +71,7 @@ impl Pending {
 
     /// When the next entry is due, apart from notes.
     pub(super) fn next(&self) -> Option<Monotonic> {
-        fn first<T>(waiting: &[Waiting<T>]) -> Option<Monotonic> {
+        fn first<T>(waiting: &[Unwritten<T>]) -> Option<Monotonic> {
             waiting.iter().map(|waiting| waiting.due).min()
         }
         [first(&self.archivals), first(&self.reschedulings), first(&self.items)].into_iter().flatten().min()
@@ -161,7 +161,7 @@ macro_rules! growing {
 growing!(Items, Progress, "outcomes of items");
 growing!(Notes, NotesWrite, "notes of jobs");
 
-impl Waiting<Arc<Notes>> {
+impl Unwritten<Arc<Notes>> {
     /// When they may be written: after a failed attempt, and for the rate.
     fn notes_due(&self, now: Monotonic) -> Monotonic {
         if self.tries > 0 { self.due } else { self.record.due(now) }
@@ -169,14 +169,14 @@ impl Waiting<Arc<Notes>> {
 }
 
 /// An entry that must be written at `due`.
-pub(super) struct Waiting<R> {
+pub(super) struct Unwritten<R> {
     pub(super) record: R,
     /// Failed attempts.
     pub(super) tries: u32,
     pub(super) due: Monotonic,
 }
 
-impl<R> Waiting<R> {
+impl<R> Unwritten<R> {
     pub(super) fn new(record: R) -> Self {
         Self { record, tries: 0, due: Monotonic::now() }
     }

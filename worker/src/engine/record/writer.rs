@@ -9,7 +9,7 @@ use recruiter_common::{
 };
 
 use super::{
-    pending::{After, Record, TOGETHER, Waiting},
+    pending::{After, Record, TOGETHER, Unwritten},
     portion::Portion,
 };
 
@@ -31,7 +31,7 @@ impl Writer {
 
     /// Writes entries: first those that are written together, then each due entry that is written alone. Returns those that are not written
     /// yet.
-    pub(super) async fn write<R: Record>(&mut self, mut waiting: Vec<Waiting<R>>) -> Vec<Waiting<R>> {
+    pub(super) async fn write<R: Record>(&mut self, mut waiting: Vec<Unwritten<R>>) -> Vec<Unwritten<R>> {
         waiting.retain(|waiting| !waiting.record.is_finished());
         let (mut together, alone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|waiting| waiting.tries < TOGETHER);
         let mut unwritten = Vec::new();
@@ -49,16 +49,16 @@ impl Writer {
         unwritten
     }
 
-    async fn write_batch<R: Record>(&mut self, batch: Vec<Waiting<R>>) -> Vec<Waiting<R>> {
+    async fn write_batch<R: Record>(&mut self, batch: Vec<Unwritten<R>>) -> Vec<Unwritten<R>> {
         let writes: Vec<R::Write> = batch.iter().map(|waiting| waiting.record.to_write()).collect();
         match self.try_write(&writes).await {
             Ok(recorded) => {
                 let answered = batch.into_iter().zip(recorded).filter_map(|(waiting, recorded)| {
-                    let Waiting { record, tries, due } = waiting;
+                    let Unwritten { record, tries, due } = waiting;
                     match record.written(recorded) {
                         After::Finished => None,
-                        After::Again(record) => Some(Waiting::new(record)),
-                        After::Refused(record) => Some(Waiting { record, tries, due }.refused()),
+                        After::Again(record) => Some(Unwritten::new(record)),
+                        After::Refused(record) => Some(Unwritten { record, tries, due }.refused()),
                     }
                 });
                 answered.collect()
@@ -70,7 +70,7 @@ impl Writer {
                 }
                 tracing::warn!(count = batch.len(), error = chain(&error), "{} are waiting for MongoDB", R::NAME);
                 batch.iter().for_each(|waiting| waiting.record.not_written());
-                batch.into_iter().map(Waiting::failed).collect()
+                batch.into_iter().map(Unwritten::failed).collect()
             }
         }
     }

@@ -45,7 +45,7 @@ use self::{
 };
 pub(crate) use self::{
     stale::StaleLanes,
-    window::{Search, Waiting, is_of_line},
+    window::{KnownJobs, Search, is_of_line},
 };
 use crate::leader::{
     admission::{Admission, ageing::by_priority},
@@ -136,9 +136,9 @@ impl Windows {
     }
 
     /// Every lane with known jobs.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = Waiting<'_>> {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = KnownJobs<'_>> {
         let with_jobs = self.windows.iter().filter(|(_, window)| !window.jobs.is_empty());
-        with_jobs.map(|(lane, window)| Waiting { lane, jobs: &window.jobs, able: &window.able })
+        with_jobs.map(|(lane, window)| KnownJobs { lane, jobs: &window.jobs, able: &window.able })
     }
 
     /// Adds announced jobs. Their inserts need not be visible yet. Returns whether some of them are in lanes that must be searched.

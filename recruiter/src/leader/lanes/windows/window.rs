@@ -119,7 +119,7 @@ impl Search {
 }
 
 /// The known jobs of a lane and the kinds of workers that take it.
-pub(crate) struct Waiting<'a> {
+pub(crate) struct KnownJobs<'a> {
     pub(crate) lane: &'a Lane,
     pub(crate) jobs: &'a VecDeque<ScheduledJob>,
     pub(crate) able: &'a [KindId],
