@@ -9,6 +9,7 @@ use recruiter_common::ids::JobId;
 
 use super::{
     Held, Phase,
+    known::Known,
     pace::BYTES,
     startable::{PermitLane, Startable},
 };
@@ -42,16 +43,16 @@ impl Held {
         let mut for_slots = known.free();
         let mut without_room = Vec::new();
         for job in jobs {
-            let (id, bytes) = (job.id(), job.bytes());
+            let bytes = job.bytes();
             known.pace.size(bytes);
             let fits = for_slots > 0 || known.queue.bytes() + bytes <= BYTES;
-            if fits && known.add(job, now) {
-                for_slots = for_slots.saturating_sub(1);
-            } else {
-                without_room.push(id);
+            match if fits { known.add(job, now) } else { Some(job) } {
+                Some(job) => without_room.push(job),
+                None => for_slots = for_slots.saturating_sub(1),
             }
         }
-        without_room
+        drop(known);
+        ids_of(without_room)
     }
 
     /// The jobs of the next start, in their order: for free slots, and up to `to_lock` that are locked ahead. None of the latter before half
@@ -87,31 +88,42 @@ impl Held {
 
     /// Removes queued jobs that wait for permits which no job here will pass on.
     pub(crate) fn remove_stranded(&self) -> Vec<JobId> {
-        let known = &mut *self.known();
-        if !known.queue.has_limited() {
-            return Vec::new();
-        }
-        let lanes: HashSet<PermitLane> = known.permits().map(|permits| permits.lane.clone()).collect();
-        let stranded = known.queue.without_permits(|lane| lanes.contains(lane));
-        known.forget(stranded)
+        self.take_out(|known| {
+            if !known.queue.has_limited() {
+                return Vec::new();
+            }
+            let lanes: HashSet<PermitLane> = known.permits().map(|permits| permits.lane.clone()).collect();
+            known.queue.without_permits(|lane| lanes.contains(lane))
+        })
     }
 
     /// Removes the queued jobs that have waited too long. Until a job has ended, no more are accepted ahead.
     pub(crate) fn remove_overdue(&self, now: Monotonic) -> Vec<JobId> {
-        let known = &mut *self.known();
-        let overdue = known.queue.overdue(known.pace.patience(), now);
-        if !overdue.is_empty() {
-            known.pace.stall();
-        }
-        known.forget(overdue)
+        self.take_out(|known| {
+            let overdue = known.queue.overdue(known.pace.patience(), now);
+            if !overdue.is_empty() {
+                known.pace.stall();
+            }
+            overdue
+        })
     }
 
     /// Removes all queued jobs, and recalls those that are locked ahead.
     pub(crate) fn recall(&self) -> Vec<JobId> {
-        let known = &mut *self.known();
-        known.recall();
-        let queued = known.queue.clear();
-        known.forget(queued)
+        self.take_out(|known| {
+            known.recall();
+            known.queue.clear()
+        })
+    }
+
+    /// Removes the jobs that `unqueue` takes out of the queue.
+    fn take_out(&self, unqueue: impl FnOnce(&mut Known) -> Vec<Startable>) -> Vec<JobId> {
+        let removed = {
+            let known = &mut *self.known();
+            let unqueued = unqueue(known);
+            known.forget(unqueued)
+        };
+        ids_of(removed)
     }
 
     /// Drops permits that no job has needed for a moment, or all free ones. Returns whether a report must return some.
@@ -137,13 +149,29 @@ impl Held {
     }
 }
 
+/// Drops these jobs. Not under the mutex: they may be large, and the destructors of their policies are code of users.
+fn ids_of(jobs: Vec<Startable>) -> Vec<JobId> {
+    jobs.into_iter().map(|job| job.id()).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
     use bson::{Document, doc};
-    use recruiter_common::store::{ClassSlots, Permit};
+    use recruiter_common::{
+        Decision, DoNotDoItAgain, Failure, History, Instant, RetryPolicy,
+        store::{ClassSlots, Permit},
+    };
 
     use super::*;
-    use crate::{engine::held::startable::tests::limited, threads::Threads};
+    use crate::{
+        engine::held::startable::tests::{limited, startable},
+        threads::Threads,
+    };
 
     #[test]
     fn jobs_beyond_the_limit_of_their_class_are_returned_until_others_have_ended() {
@@ -227,5 +255,46 @@ mod tests {
         assert_eq!(held.queue(vec![again], now), [ids[0]]);
         assert_eq!(held.remove_overdue(now + Duration::from_secs(60)), [ids[0]]);
         assert_eq!((held.holds(ids[0]), held.recall()), (false, vec![]));
+    }
+
+    /// A policy whose destructor needs the mutex, and counts how often it got it.
+    struct Last(Arc<Held>, Arc<AtomicUsize>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            self.1.fetch_add(usize::from(self.0.known.try_lock().is_ok()), Ordering::Relaxed);
+        }
+    }
+
+    impl std::fmt::Debug for Last {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Last")
+        }
+    }
+
+    impl RetryPolicy for Last {
+        fn class(&self) -> &str {
+            "Last"
+        }
+
+        fn parameters(&self) -> Document {
+            Document::new()
+        }
+
+        fn decide(&self, job: &History<'_>, failure: &Failure, failed_at: Instant) -> Decision {
+            DoNotDoItAgain.decide(job, failure, failed_at)
+        }
+
+        fn is_last_attempt(&self, _: &History<'_>, _: Instant) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn jobs_that_are_returned_are_not_dropped_under_the_mutex() {
+        let (held, dropped, now) = (Arc::new(Held::new(1, Threads::default(), Vec::new())), Arc::default(), Monotonic::now());
+        let (id, policy) = (JobId::new(), || Arc::new(Last(held.clone(), Arc::clone(&dropped))));
+        held.queue(vec![startable(doc! { "_id": id }, policy()), startable(doc! { "_id": id }, policy())], now);
+        assert_eq!((held.recall(), dropped.load(Ordering::Relaxed)), (vec![id], 2));
     }
 }

@@ -67,11 +67,11 @@ impl Known {
         Self { capacity, threads, open: vec![0; limits.len()], limits, ..Self::default() }
     }
 
-    /// Adds a job that was read, unless its class has reached its limit. Returns whether it was added.
-    pub(super) fn add(&mut self, job: Startable, now: Monotonic) -> bool {
+    /// Adds a job that was read. Returns it if it is not added: its class has reached its limit, or the session holds it already.
+    pub(super) fn add(&mut self, job: Startable, now: Monotonic) -> Option<Startable> {
         let class = self.limits.iter().position(|limit| limit.class == job.job().class);
         if class.is_some_and(|class| self.free_of(class) == 0) || self.jobs.contains_key(&job.id()) {
-            return false;
+            return Some(job);
         }
         let phase = if job.waits_for_permits() { Phase::Limited } else { Phase::Queued };
         let permits = job.permits().map(|names| Permits { lane: job.permit_lane(), names: names.to_vec() });
@@ -80,7 +80,7 @@ impl Known {
         self.count(phase, class, 1);
         self.queue.add(job, now);
         self.pass(freed);
-        true
+        None
     }
 
     /// Moves a job into a phase, if the session holds it. Returns whether it does.
@@ -107,9 +107,9 @@ impl Known {
     }
 
     /// Removes these jobs, which are no longer in the queue. Returns them.
-    pub(super) fn forget(&mut self, jobs: Vec<JobId>) -> Vec<JobId> {
+    pub(super) fn forget(&mut self, jobs: Vec<Startable>) -> Vec<Startable> {
         for job in &jobs {
-            self.remove(*job);
+            self.remove(job.id());
         }
         jobs
     }

@@ -18,15 +18,15 @@ use super::{
 /// The jobs that wait for their start.
 #[derive(Default)]
 pub(super) struct Queue {
-    ready: BTreeMap<Position, Waiting>,
+    ready: BTreeMap<Position, Queued>,
     /// Limited jobs that were assigned ahead. Each waits for the permits of another job of its lane.
-    limited: HashMap<PermitLane, BTreeMap<Position, Waiting>>,
+    limited: HashMap<PermitLane, BTreeMap<Position, Queued>>,
     bytes: usize,
     /// No job waits since before this instant.
     oldest: Option<Monotonic>,
 }
 
-struct Waiting {
+struct Queued {
     job: Startable,
     since: Monotonic,
 }
@@ -38,7 +38,7 @@ impl Queue {
         }
         self.bytes += job.bytes();
         let queue = if job.waits_for_permits() { self.limited.entry(job.permit_lane()).or_default() } else { &mut self.ready };
-        queue.insert(job.position(), Waiting { job, since: now });
+        queue.insert(job.position(), Queued { job, since: now });
     }
 
     /// The size of all jobs.
@@ -49,12 +49,12 @@ impl Queue {
     /// Gives these permits to the first job that waits for permits of their lane.
     pub(super) fn give(&mut self, permits: &Permits) -> Option<JobId> {
         let of_lane = self.limited.get_mut(&permits.lane)?;
-        let (position, mut waiting) = of_lane.pop_first()?;
+        let (position, mut queued) = of_lane.pop_first()?;
         if of_lane.is_empty() {
             self.limited.remove(&permits.lane);
         }
-        waiting.job.take_permits(&permits.names);
-        self.ready.insert(position, waiting);
+        queued.job.take_permits(&permits.names);
+        self.ready.insert(position, queued);
         Some(position.2)
     }
 
@@ -71,24 +71,24 @@ impl Queue {
     }
 
     /// Removes the jobs that wait for permits of other lanes than these.
-    pub(super) fn without_permits(&mut self, has_permits: impl Fn(&PermitLane) -> bool) -> Vec<JobId> {
+    pub(super) fn without_permits(&mut self, has_permits: impl Fn(&PermitLane) -> bool) -> Vec<Startable> {
         let stranded = self.limited.extract_if(|lane, _| !has_permits(lane)).flat_map(|(_, of_lane)| of_lane.into_values());
         let stranded = stranded.collect();
         self.removed(stranded)
     }
 
     /// Removes the jobs that have waited for so long.
-    pub(super) fn overdue(&mut self, limit: Duration, now: Monotonic) -> Vec<JobId> {
+    pub(super) fn overdue(&mut self, limit: Duration, now: Monotonic) -> Vec<Startable> {
         if self.oldest().is_none_or(|oldest| now.duration_since(oldest) < limit) {
             return Vec::new();
         }
         let mut overdue = Vec::new();
         for queue in self.limited.values_mut().chain([&mut self.ready]) {
-            let old = queue.extract_if(.., |_, waiting| now.duration_since(waiting.since) >= limit);
-            overdue.extend(old.map(|(_, waiting)| waiting));
+            let old = queue.extract_if(.., |_, queued| now.duration_since(queued.since) >= limit);
+            overdue.extend(old.map(|(_, queued)| queued));
         }
         self.limited.retain(|_, of_lane| !of_lane.is_empty());
-        self.oldest = self.limited.values().flatten().chain(&self.ready).map(|(_, waiting)| waiting.since).min();
+        self.oldest = self.limited.values().flatten().chain(&self.ready).map(|(_, queued)| queued.since).min();
         self.removed(overdue)
     }
 
@@ -102,17 +102,15 @@ impl Queue {
     }
 
     /// Removes all jobs.
-    pub(super) fn clear(&mut self) -> Vec<JobId> {
+    pub(super) fn clear(&mut self) -> Vec<Startable> {
         let limited = std::mem::take(&mut self.limited).into_values();
         let jobs = limited.chain([std::mem::take(&mut self.ready)]).flat_map(BTreeMap::into_values).collect();
         self.removed(jobs)
     }
 
-    fn removed(&mut self, jobs: Vec<Waiting>) -> Vec<JobId> {
-        let removed = jobs.into_iter().map(|waiting| {
-            self.bytes = self.bytes.saturating_sub(waiting.job.bytes());
-            waiting.job.id()
-        });
-        removed.collect()
+    fn removed(&mut self, jobs: Vec<Queued>) -> Vec<Startable> {
+        let removed: Vec<Startable> = jobs.into_iter().map(|queued| queued.job).collect();
+        self.bytes = self.bytes.saturating_sub(removed.iter().map(Startable::bytes).sum());
+        removed
     }
 }

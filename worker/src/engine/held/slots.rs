@@ -13,7 +13,10 @@ impl Held {
     /// cancellation, and where the slot arrives that it waits for.
     pub(crate) fn fill(&self, job: JobId) -> (Arc<Cancel>, Option<oneshot::Receiver<()>>) {
         let mut known = self.known();
-        let Some((phase, cancel)) = known.get(job) else { return Default::default() };
+        let Some((phase, cancel)) = known.get(job) else {
+            debug_assert!(false, "a job is started that the session does not hold");
+            return Default::default();
+        };
         let cancel = cancel.clone();
         if !matches!(phase, Phase::LockedAhead | Phase::Recalled) {
             known.set(job, Phase::Running);
@@ -158,7 +161,9 @@ mod tests {
         let jobs = std::array::from_fn(|index| {
             let job = limited(doc! { "priority": i64::try_from(index).expect("small") }, None);
             let (id, mut known) = (job.id(), held.known());
-            assert!(known.add(job, Monotonic::now()) && known.queue.pop_if(|_| true).is_some() && known.set(id, Phase::LockedAhead));
+            assert!(
+                known.add(job, Monotonic::now()).is_none() && known.queue.pop_if(|_| true).is_some() && known.set(id, Phase::LockedAhead)
+            );
             id
         });
         (held, jobs)
@@ -187,6 +192,12 @@ mod tests {
         assert!(runs(&held, second) && !runs(&held, last));
         held.remove(&[second]);
         assert!(runs(&held, last) && slots.into_iter().all(|mut slot| slot.try_recv().is_ok()));
+    }
+
+    #[test]
+    #[cfg_attr(debug_assertions, should_panic(expected = "does not hold"))]
+    fn a_job_that_the_session_does_not_hold_is_not_started_silently() {
+        Held::new(1, Threads::default(), Vec::new()).fill(JobId::new());
     }
 
     #[test]

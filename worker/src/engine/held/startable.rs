@@ -152,7 +152,7 @@ pub(super) mod tests {
         Startable { permit, ..startable(fields, Arc::new(DoNotDoItAgain)) }
     }
 
-    fn startable(fields: Document, policy: Arc<dyn RetryPolicy>) -> Startable {
+    pub(in crate::engine::held) fn startable(fields: Document, policy: Arc<dyn RetryPolicy>) -> Startable {
         let mut job = doc! {
             "_id": JobId::new(), "locked": false, "group": "generic", "workable": { "class": "test" }, "scheduled_at": bson::DateTime::now(),
         };

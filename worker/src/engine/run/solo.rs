@@ -154,3 +154,39 @@ fn start(now: Instant, server: Instant) -> Start {
     let (hostname, pid) = ProcessIdentity::of_this_process().map_or_else(|_| (String::new(), 0), |process| (process.hostname, process.pid));
     Start { id: StartId::new(), worker: WorkerId::new(), hostname, pid, lease_until: server + RECORDED_WITHIN, now }
 }
+
+#[cfg(all(test, feature = "process", not(feature = "opentelemetry")))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use recruiter_common::NewJob;
+    use tracing_subscriber::{Layer, layer::SubscriberExt as _};
+
+    use super::*;
+
+    /// Counts the spans that have ended.
+    struct Ended(Arc<AtomicUsize>);
+
+    impl<S: tracing::Subscriber> Layer<S> for Ended {
+        fn on_close(&self, _: tracing::span::Id, _: tracing_subscriber::layer::Context<'_, S>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_span_of_a_job_ends_with_its_run_and_before_its_verdict() {
+        let ended = Arc::new(AtomicUsize::default());
+        let _default = tracing::subscriber::set_default(tracing_subscriber::registry().with(Ended(ended.clone())));
+        let worker = Worker::new().register_builtins().expect("classes");
+        let (now, at_verdict) = (Instant::UNIX_EPOCH, AtomicUsize::default());
+        let job = Arc::new(NewJob::of_class("noop", bson::doc! {}).to_job(now).expect("a job"));
+        let solo = Solo::new(&worker, None, job).expect("its class is registered");
+        // The clock is read when the workable has returned, and the verdict is about to be made.
+        let clock = || {
+            at_verdict.store(ended.load(Ordering::Relaxed), Ordering::Relaxed);
+            now
+        };
+        solo.execute(now, clock).await;
+        assert_eq!(at_verdict.into_inner(), 1);
+    }
+}

@@ -101,7 +101,9 @@ impl Unit {
     /// Executes the unit, and decides what is recorded about it. Its slot is free before this returns.
     pub(super) async fn execute(&mut self, place: Place<'_>) -> Box<Ended> {
         let span = span_of(&self.context.job);
-        let ended = self.enter(place).instrument(span.clone()).await;
+        #[cfg(feature = "opentelemetry")]
+        let with_verdict = span.clone();
+        let ended = self.enter(place).instrument(span).await;
         let at = place.ended(self.context.job.id).await;
         let committed = self.context.own_end.settled().await;
         let is_recorded = committed.is_some();
@@ -118,7 +120,7 @@ impl Unit {
         };
         let verdict = verdict.put_off(self.context.retry_after.get(), at);
         #[cfg(feature = "opentelemetry")]
-        super::traces::end(span, &verdict);
+        super::traces::end(with_verdict, &verdict);
         Box::new(Ended { verdict, at, is_recorded })
     }
 
