@@ -319,11 +319,11 @@ impl RegisteredWorker {
     /// Reads a roster document. Also returns the names of fields with a wrong type. Such fields are treated as missing,
     /// so that a worker with a damaged document is still observed and rescued.
     ///
-    /// `None` if `_id` is not an ObjectId, or if the document has no field that every worker has: it does not belong to a worker.
+    /// `None` if `_id` is not an ObjectId, or if the document has fewer than two fields of a worker: it does not belong to one.
     pub(crate) fn read(document: &RawDocument) -> Option<(Self, Vec<&'static str>)> {
         let stored = legible(document);
         let id = WorkerId::from(stored.get_object_id("_id").ok()?);
-        WORKER_FIELDS.iter().find(|field| stored.contains_key(**field))?;
+        WORKER_FIELDS.iter().filter(|field| stored.contains_key(**field)).nth(1)?;
         let mut unreadable = Vec::new();
         let last_seen_at = stored.get_datetime("last_seen_at").ok().copied();
         if last_seen_at.is_none() {

@@ -250,7 +250,7 @@ impl Store {
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();
-        let filter = doc! { "$and": [{ "$or": [{ "term": { "$lt": term } }, { "term": null }] }, any_worker()] };
+        let filter = doc! { "$and": [{ "$or": [{ "term": { "$lt": term } }, { "term": null }] }, schema::any_worker()] };
         let stamped = call("stamp_term", async move { roster.update_many(filter, doc! { "$set": { "term": term } }).await }).await?;
         Ok(stamped.modified_count)
     }
@@ -589,11 +589,6 @@ impl Store {
     }
 }
 
-/// The documents of workers: those of an application are not changed.
-fn any_worker() -> Document {
-    doc! { "$or": crate::mongo::schema::WORKER_FIELDS.map(|field| doc! { field: { "$exists": true } }).to_vec(), "_id": { "$type": "objectId" } }
-}
-
 pub(crate) fn worker_of(document: &RawDocument) -> Option<WorkerId> {
     document.get_object_id("_id").ok().map(WorkerId::from)
 }
@@ -616,7 +611,7 @@ fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
             Some(worker)
         }
         None => {
-            warn_once(document, "no `_id` or no field of a worker", "a roster document does not belong to a worker and is left as it is");
+            warn_once(document, "no `_id` or too few fields of a worker", "a roster document does not belong to a worker and is left as it is");
             None
         }
     }

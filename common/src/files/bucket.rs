@@ -12,7 +12,11 @@ use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploa
 
 use crate::{
     base::{ids::JobId, instant::Instant, telemetry::of_bson},
-    mongo::{Store, StoreError, call, id_of, lossy, readable::Readable, schema::Feature},
+    mongo::{
+        Store, StoreError, call, id_of, lossy,
+        readable::Readable,
+        schema::{self, Feature},
+    },
 };
 
 /// Number of chunks that one command copies: a copy of a large file takes longer than a call may.
@@ -43,16 +47,24 @@ impl Store {
     ///
     /// Filter: none, an insert. Index: `_id`. Invariant: none.
     pub(crate) async fn begin_file(&self, job: JobId, name: &str) -> Result<GridFsUploadStream, StoreError> {
-        self.check_is_ours().await?;
+        self.ensure_set_up().await?;
         let (payloads, name) = (self.payloads.clone(), stored_name(job, name));
         call("begin_file", async move { payloads.open_upload_stream(name).await }).await
     }
 
-    /// Notes that there are files, and lists their collections as ours.
+    /// Notes that there are files, before the first one is written: without that note, a bucket is an application's. Returns whether it is new.
     ///
     /// Index: `_id`. Invariant: none.
-    pub(crate) async fn prepare_files(&self) -> Result<(), StoreError> {
-        self.prepare(Feature::Files).await
+    pub(crate) async fn prepare_files(&self) -> Result<bool, StoreError> {
+        let is_new = !self.is_in_use(Feature::Files).await?;
+        self.prepare(Feature::Files).await.map(|()| is_new)
+    }
+
+    /// Lists the collections of files as ours, after the first file.
+    ///
+    /// Index: `_id`. Invariant: none, the next start lists them as well.
+    pub(crate) async fn list_bucket(&self) -> Result<(), StoreError> {
+        schema::note(self).await
     }
 
     /// Begins to read the last file of this name; `None` if there is none.
@@ -142,9 +154,12 @@ impl Store {
 
     /// Deletes those of the next `most` files, by their ids, that are older than `before` and have no job.
     ///
-    /// Filter: id after the position and before the instant. Index: `_id`. Invariant: none, a file is written before its job, and the instant
+    /// Filter: id after the position and before the instant, if files are in use. Index: `_id`. Invariant: none, a file is written before its job, and the instant
     /// is long ago. The archive is read after the waiting jobs, because that is the way of a job.
     pub async fn prune_files(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<FilesStep, StoreError> {
+        if !self.is_in_use(Feature::Files).await? {
+            return Ok(FilesStep { deleted: 0, next: None });
+        }
         let (files, examined) = (self.payload_files.clone(), doc! { "_id": between(position, before) });
         let found: Vec<Document> = call("prune_files", async move {
             files.find(examined).sort(doc! { "_id": 1 }).projection(doc! { "filename": 1 }).limit(most).await?.readable().await
@@ -176,6 +191,9 @@ impl Store {
     /// Filter: file after the position and before the instant, the first chunk. Index: GridFS's of the chunks. Invariant: none, no upload
     /// takes a day.
     pub async fn prune_chunks(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<FilesStep, StoreError> {
+        if !self.is_in_use(Feature::Files).await? {
+            return Ok(FilesStep { deleted: 0, next: None });
+        }
         let chunks = self.payload_chunks.clone();
         let first = doc! { "files_id": between(position, before), "n": 0 };
         let found: Vec<Document> = call("prune_chunks", async move {

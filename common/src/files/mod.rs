@@ -104,6 +104,7 @@ impl Client {
         let store = self.store();
         check_name(name).map_err(|problem| FileError::Name { problem })?;
         let failed = |source| FileError::Transfer { name: name.into(), source };
+        let is_first = store.prepare_files().await?;
         let mut upload = store.begin_file(job, name).await?.compat_write();
         let (mut bytes, mut part) = (0, vec![0; PART]);
         loop {
@@ -117,7 +118,9 @@ impl Client {
         unless_it_stalls(upload.shutdown()).await.map_err(failed)?;
         let id = upload.get_ref().id().clone();
         store.delete_files_of(job, |stored, older| stored == name && *older != id).await?;
-        store.prepare_files().await?;
+        if is_first {
+            store.list_bucket().await?;
+        }
         Ok(JobFile { name: name.into(), bytes, written_at: self.now() })
     }
 

@@ -62,7 +62,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn put_limit(&self, name: &str, limit: Limit) -> Result<(), StoreError> {
-        self.check_is_ours().await?;
+        self.ensure_set_up().await?;
         let mut update = doc! {};
         let (mut set, mut unset) = (limit_to_document(limit), Document::new());
         for field in ["capacity", "rate"] {
@@ -109,7 +109,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     async fn put_of_group(&self, group: &str, field: &str, value: Option<Bson>) -> Result<(), StoreError> {
-        self.check_is_ours().await?;
+        self.ensure_set_up().await?;
         let is_set = value.is_some();
         let change = match value {
             Some(value) => doc! { "$set": { field: value } },
@@ -152,7 +152,7 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn put_pause(&self, paused: &Paused, by: &str, reason: Option<&str>) -> Result<bool, StoreError> {
-        self.check_is_ours().await?;
+        self.ensure_set_up().await?;
         let pauses = self.pauses.clone();
         let mut pause = doc! { "_id": paused.to_string(), "by": by, "at": bson::DateTime::from_chrono(self.now()) };
         pause.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));

@@ -195,7 +195,7 @@ impl Client {
     ///
     /// The schema (collections, validators, indexes) is not created automatically. Without it an enqueueing call fails
     /// with [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). [`Client::ensure_schema`] creates it,
-    /// and so does the start of a recruiter, cleaner or worker.
+    /// and so does the start of a recruiter, cleaner or worker, and the first limit, file or message.
     ///
     /// ```no_run
     /// use recruiter_common::{Client, enqueue::NewJob};
@@ -278,15 +278,12 @@ impl Client {
         }
     }
 
-    /// Called before a write that needs no schema.
+    /// Called before a write that may be the first one: makes the schema if there is none.
     ///
     /// # Errors
     /// [`StoreError::Foreign`] if a collection of an application has one of our names.
-    pub(crate) async fn check_is_ours(&self) -> Result<(), StoreError> {
-        if !self.is_set_up().await? {
-            schema::is_set_up(self).await?;
-        }
-        Ok(())
+    pub(crate) async fn ensure_set_up(&self) -> Result<(), StoreError> {
+        if self.is_set_up().await? { Ok(()) } else { schema::ensure_made(self).await }
     }
 
     /// Whether the schema exists. Once it does, the answer is cached.

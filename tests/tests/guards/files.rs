@@ -24,6 +24,8 @@ fn bucket(setting: &Setting) -> GridFsBucket {
 
 /// A file that was written at this instant, in three chunks.
 async fn written(setting: &Setting, name: &str, at: Instant, number: u8) -> ObjectId {
+    let in_use = doc! { "$set": { "files": true } };
+    setting.database.raw("metadata").update_one(doc! { "_id": "features" }, in_use).upsert(true).await.unwrap();
     let id = ObjectId::from_parts(u32::try_from(at.timestamp()).unwrap(), [0; 5], [0, 0, number]);
     let mut upload = bucket(setting).open_upload_stream(name).id(id.into()).await.unwrap();
     upload.write_all(&[number; 2_500]).await.unwrap();

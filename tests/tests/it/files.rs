@@ -162,6 +162,7 @@ async fn the_cleaner_deletes_old_files_without_a_job() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     let waiting = NewJob::of_class("c", doc! {}).enqueue(&store).await.unwrap().id;
+    store.put_file(JobId::new(), "young", "".as_bytes()).await.unwrap();
     let old = |number| ObjectId::from_parts(1_000_000_000, [0; 5], [0, 0, number]);
     let put = async |name: String, id: ObjectId| {
         let mut upload = bucket(&database).open_upload_stream(name).id(id.into()).await.unwrap();
@@ -172,7 +173,6 @@ async fn the_cleaner_deletes_old_files_without_a_job() {
     for number in 2..250 {
         put(format!("{}/a", JobId::new()), old(number)).await;
     }
-    store.put_file(JobId::new(), "young", "".as_bytes()).await.unwrap();
     database.raw("payloads.chunks").insert_one(doc! { "files_id": old(0), "n": 0 }).await.unwrap();
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--prune-every", "100ms"]);
     let (files, chunks) =

@@ -89,6 +89,102 @@ async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone
     mongo.stop().await.unwrap();
 }
 
+/// What looks like Recruiter's says nothing where Recruiter has made nothing: `unique_periods` would get an index by which MongoDB deletes
+/// documents, `signals` would be replaced, and the cleaner would delete the files.
+#[tokio::test]
+async fn where_recruiter_is_new_nothing_is_adopted_because_it_looks_like_recruiters() {
+    let past = bson::DateTime::from_millis(5);
+    let two_days_ago = || {
+        let seconds = (chrono::TimeDelta::days(-2) + chrono::TimeDelta::milliseconds(bson::DateTime::now().timestamp_millis())).num_seconds();
+        ObjectId::from_parts(u32::try_from(seconds).unwrap(), [0; 5], rand::random())
+    };
+    let file = || doc! { "_id": two_days_ago(), "filename": format!("{}/a.jpg", ObjectId::new()), "length": 0_i64 };
+    let capped = |name: &str| (doc! { "create": name, "capped": true, "size": 4_096 }, vec![]);
+    let plain = |name: &str, documents: Vec<Document>| (doc! { "create": name }, documents);
+    let chunk = || doc! { "files_id": two_days_ago(), "n": 0, "data": bson::Binary { subtype: 0.into(), bytes: vec![1] } };
+    let with_documents = [
+        plain("payloads.files", vec![file(), file()]),
+        plain("payloads.chunks", vec![chunk()]),
+        plain("groups", vec![doc! { "_id": "admins" }]),
+        plain("limits", vec![doc! { "_id": "api", "capacity": 5 }]),
+        plain("roster", vec![doc! { "work_on": "the roof", "lease_ms": 5 }]),
+        plain("unique_periods", vec![doc! { "_id": "a", "job": ObjectId::new(), "expires_at": past }]),
+        plain("metadata", vec![doc! { "_id": "features", "files": true }]),
+        plain("signals", vec![doc! { "_id": 1, "kind": "wave" }]),
+    ];
+    let empty = schema::collection_names().map(|name| plain(name, vec![])).chain([capped("signals"), capped("events")]);
+    for (create, documents) in empty.chain(with_documents) {
+        let database = TestDatabase::new().await;
+        let name = create.get_str("create").unwrap().to_owned();
+        database.database().run_command(create).await.unwrap();
+        database.raw(&name).create_index(IndexModel::builder().keys(doc! { "number": 1 }).build()).await.unwrap();
+        if !documents.is_empty() {
+            database.raw(&name).insert_many(documents).await.unwrap();
+        }
+        let before = everything_in(&database).await;
+        let connect = ConnectArgs::to(database.uri());
+        assert_eq!(foreign_in(&Store::connect(&connect, "test").await.unwrap_err()), format!("`{name}`"));
+        let own = Client::from_database(database.database().clone());
+        own.limits().set("api", Limit::capacity(1)).await.unwrap_err();
+        own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
+        own.publish_message("a", &doc! {}).await.unwrap_err();
+        own.events([Pattern::new("job.*").unwrap()], None).await.unwrap_err();
+        assert_eq!(everything_in(&database).await, before, "{name}");
+    }
+}
+
+/// Later, a bucket is the application's until files of jobs are in use.
+#[tokio::test]
+async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
+    let database = TestDatabase::new().await;
+    let own = store(&database).await;
+    let name = format!("{}/a.jpg", ObjectId::new());
+    let file = doc! { "_id": ObjectId::from_parts(1_000_000_000, [0; 5], [0; 3]), "filename": &name, "length": 0_i64 };
+    database.raw("payloads.files").insert_one(file).await.unwrap();
+    database.raw("payloads.chunks").insert_one(doc! { "files_id": ObjectId::from_parts(1, [0; 5], [0; 3]), "n": 0 }).await.unwrap();
+    let before = everything_in(&database).await;
+    assert_eq!(own.prune_files(None, own.now(), 9).await.unwrap().deleted, 0);
+    assert_eq!(own.prune_chunks(None, own.now(), 9).await.unwrap().deleted, 0);
+    own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
+    let refused = Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err();
+    assert_eq!(foreign_in(&refused), "`payloads.chunks`, `payloads.files`");
+    assert_eq!(everything_in(&database).await, before);
+}
+
+/// Also those that begin when another one was killed in the middle.
+#[tokio::test]
+async fn first_starts_at_the_same_time_all_succeed() {
+    let database = TestDatabase::new().await;
+    for round in 0..3 {
+        let connect = ConnectArgs::to(database.uri());
+        let starts = (0..4).map(|_| Store::connect(&connect, "test"));
+        for (number, start) in futures_util::future::join_all(starts).await.into_iter().enumerate() {
+            assert!(start.is_ok(), "round {round}, start {number}: {:?}", start.err());
+        }
+        // It has made some collections, and has noted nothing.
+        for name in ["metadata", "unique_periods", "limits", "signals"] {
+            database.raw(name).drop().await.unwrap();
+        }
+    }
+}
+
+/// A call of the library makes the schema before it writes: otherwise its own collection would count as an application's.
+#[tokio::test]
+async fn the_first_write_of_a_client_of_an_application_makes_the_schema() {
+    for number in 0..4 {
+        let database = TestDatabase::new().await;
+        let own = Client::from_database(database.database().clone());
+        match number {
+            0 => own.limits().set("api", Limit::capacity(1)).await.unwrap(),
+            1 => drop(own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap()),
+            2 => own.publish_message("a", &doc! {}).await.map(drop).unwrap(),
+            _ => drop(own.events([Pattern::new("job.*").unwrap()], None).await.unwrap()),
+        }
+        drop(store(&database).await);
+        NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap();
+    }
+}
+
 /// A library on the application's client does not check at a connect.
 #[tokio::test]
 async fn an_enqueueing_call_refuses_what_came_after_the_schema() {
@@ -249,7 +345,8 @@ async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() 
     let database = TestDatabase::new().await;
     let own = store(&database).await;
     let mut theirs = of_an_application(2);
-    theirs[1].extend(doc! { "_id": "ada", "work_on": "the roof" });
+    theirs[0].insert("work_on", "the roof");
+    theirs[1].extend(doc! { "_id": "ada", "work_on": "the roof", "lease_ms": 5 });
     database.raw("roster").insert_many(&theirs).await.unwrap();
     let quick = &["--dead-after", "1500ms", "--every", "150ms"];
     let mut system = System::start(

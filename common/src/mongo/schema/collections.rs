@@ -3,7 +3,7 @@
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 
 use super::{
-    SCHEMA_VERSION, features_in_use,
+    SCHEMA_VERSION, ensure_made, features_in_use,
     indexes::Feature,
     kind::{COLLECTIONS, EVENTS, Kind, MESSAGES, SIGNALS_BYTES},
     ownership::{Found, examine, note, refuse_foreign_documents},
@@ -45,7 +45,8 @@ pub(crate) async fn ensure_collections(client: &Client, version: i32, channel: O
     // Channels of other workers, which may have become ordinary collections.
     let others = found.iter().filter(|found| found.kind == Kind::Hints).map(|found| found.name.clone());
     let mut wanted: Vec<String> = at_once.chain(channel.map(Channel::collection)).chain(others).collect();
-    wanted.sort_unstable();
+    // It shows that a start has begun to make the others.
+    wanted.sort_unstable_by_key(|name| (Kind::of(name) != Some(Kind::Jobs), name.clone()));
     wanted.dedup();
     for name in wanted {
         match ensure_one(client, &found, version, &name).await {
@@ -108,6 +109,7 @@ async fn make(client: &Client, name: &str, options: Document) -> Result<(), Stor
 
 /// Creates the ring of events, with this size in bytes, unless it exists. Replaces an ordinary collection, but not one of an application.
 pub(crate) async fn ensure_events(client: &Client, size: Option<i64>) -> Result<(), StoreError> {
+    ensure_made(client).await?;
     let found = examine(client).await?;
     match found.iter().find(|found| found.kind == Kind::Events) {
         Some(found) if found.is_capped() => return Ok(()),

@@ -39,12 +39,12 @@ pub(crate) use self::{
     collections::ensure_events,
     indexes::{any_date, any_gate, never_started},
     make::{drop_outdated_indexes, learn_stand_ins},
+    ownership::{any_worker, note},
 };
 use self::{
     collections::{ensure_collections, ensure_one},
     kind::MESSAGES,
     make::{ensure_indexes, ensure_these_indexes},
-    ownership::note,
 };
 use super::{Client, call, call_within, channel::Channel, error::StoreError, readable::readable};
 use crate::base::shutdown::pause;
@@ -57,7 +57,7 @@ pub const MOST_WINDOWS: usize = 50;
 pub const MOST_MISSED: u16 = 1_000;
 /// The name of the bucket: its collections are `payloads.files` and `payloads.chunks`.
 pub(crate) const BUCKET: &str = "payloads";
-/// A roster document with one of these fields is a worker's.
+/// A roster document with two of these fields is a worker's.
 pub(crate) const WORKER_FIELDS: [&str; 4] = ["work_on", "lease_ms", "assigned_to", "working_on"];
 /// The names of all collections without a prefix. Of the channels only the first is among them.
 pub fn collection_names() -> impl Iterator<Item = &'static str> {
@@ -101,6 +101,12 @@ pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
     })
     .await?;
     if is_noted { Ok(()) } else { note(client).await }
+}
+
+/// Makes the schema unless the database has one. Called before other writes that may be the first ones: without the schema a collection that
+/// they make would count as an application's.
+pub(crate) async fn ensure_made(client: &Client) -> Result<(), StoreError> {
+    if version(client).await? == 0 { ensure(client).await } else { Ok(()) }
 }
 
 /// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
@@ -163,6 +169,7 @@ pub(crate) async fn features_in_use(client: &Client) -> Result<Vec<Feature>, Sto
 
 /// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
 pub(crate) async fn begin_to_use(client: &Client, feature: Feature) -> Result<(), StoreError> {
+    ensure_made(client).await?;
     let (found, version) = (ownership::examine(client).await?, version(client).await?);
     if feature == Feature::Messages {
         ensure_one(client, &found, version, MESSAGES).await?;

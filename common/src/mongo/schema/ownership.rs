@@ -3,15 +3,18 @@
 //! The document `collections` in `metadata` has the UUIDs of the collections that are Recruiter's. A collection with another UUID (an earlier
 //! release made it, it was restored, or it was dropped and made again) is examined: it is Recruiter's if it has a validator of
 //! this release, or if its documents look like those of Recruiter: all of them, or at least one in a collection that the first insert makes or
-//! that has a validator of another release. An empty one is Recruiter's as well, unless the schema is not made yet and Recruiter would have
-//! made it with options.
+//! that has a validator of another release. An empty one is Recruiter's as well.
+//!
+//! That documents look alike says little in a database without a schema. There a collection without a validator of this release is an
+//! application's, unless `scheduled` is Recruiter's: a start makes `scheduled` first, and may have been killed. And a bucket is Recruiter's only
+//! if files are in use, which is noted before the first one is written.
 
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::{Collection, options::ReadConcern};
 
-use super::{BUILT_WITHIN, WORKER_FIELDS, kind::Kind, repeated_call, version};
+use super::{BUCKET, BUILT_WITHIN, WORKER_FIELDS, features_in_use, indexes::Feature, kind::Kind, repeated_call, version};
 use crate::mongo::{
     CALL_LIMIT, Client, call,
     error::StoreError,
@@ -55,6 +58,10 @@ impl Found {
         self.options.get_document("validator").ok()
     }
 
+    fn is_of_bucket(&self) -> bool {
+        self.name.strip_prefix(BUCKET).is_some_and(|rest| rest.starts_with('.'))
+    }
+
     pub(crate) fn is_capped(&self) -> bool {
         self.options.get_bool("capped").unwrap_or(false)
     }
@@ -74,15 +81,23 @@ pub(crate) async fn examine(client: &Client) -> Result<Vec<Found>, StoreError> {
     let mut found: Vec<Found> = listed.into_iter().filter_map(|listed| Found::new(listed, &client.prefix)).collect();
     let known = call("collections", async move { metadata.find_one(doc! { "_id": LISTED }).await }).await?;
     let known = known.map(|known| readable(&known)).unwrap_or_default();
-    let is_new = version(client).await? == 0;
-    // Whose it is can be seen from the others.
-    found.sort_by_key(|found| found.name == "metadata");
+    // A process that has made the schema makes it again after the database was dropped.
+    let is_new = version(client).await? == 0 && !client.is_set_up.load(Ordering::Relaxed);
+    let has_files = found.iter().any(Found::is_of_bucket) && features_in_use(client).await?.contains(&Feature::Files);
+    // Whose the others are can be seen from `scheduled`, and whose `metadata` is from the others.
+    found.sort_by_key(|found| (found.kind != Kind::Jobs, found.name == "metadata"));
     let (mut has_our_jobs, mut foreign) = (false, Vec::new());
     for found in &mut found {
         found.is_listed = found.uuid != Bson::Null && uuid_in(&known, &found.name) == Some(&found.uuid);
+        let may_be_ours = match found.kind {
+            _ if found.is_of_bucket() => has_files,
+            // Its validator says little.
+            Kind::Messages => !is_new || has_our_jobs,
+            _ => !is_new || has_our_jobs || has_our_validator(found),
+        };
         // The documents of an earlier release in `metadata` are not known.
-        let is_ours =
-            found.is_listed || (found.name == "metadata" && has_our_jobs && !found.is_special) || is_ours(client, found, is_new).await?;
+        let is_metadata = found.name == "metadata" && has_our_jobs && !found.is_special;
+        let is_ours = found.is_listed || is_metadata || (may_be_ours && is_ours(client, found, is_new).await?);
         has_our_jobs |= is_ours && found.kind == Kind::Jobs && found.validator().is_some();
         if !is_ours {
             foreign.push(format!("`{}{}`", client.prefix, found.name));
@@ -218,6 +233,13 @@ fn ours(name: &str) -> Document {
     doc! { "$nor": [foreign(name)] }
 }
 
+/// The filter of the roster documents of workers: those with two of the fields that only workers have.
+pub(crate) fn any_worker() -> Document {
+    let has = |fields: &[&str]| fields.iter().map(|field| ((*field).to_owned(), doc! { "$exists": true }.into())).collect::<Document>();
+    let pairs = (0..WORKER_FIELDS.len()).flat_map(|last| (0..last).map(move |first| [WORKER_FIELDS[first], WORKER_FIELDS[last]]));
+    doc! { "_id": { "$type": "objectId" }, "$or": pairs.map(|pair| has(&pair)).collect::<Vec<_>>() }
+}
+
 /// The filter of the documents of an application.
 fn foreign(name: &str) -> Document {
     let of_type = |of: &str| doc! { "$type": of };
@@ -235,10 +257,7 @@ fn foreign(name: &str) -> Document {
             };
         }
         "scheduled" => doc! { "workable": { "$exists": true } },
-        "roster" => doc! {
-            "_id": of_type("objectId"),
-            "$or": WORKER_FIELDS.map(|field| doc! { field: { "$exists": true } }).to_vec(),
-        },
+        "roster" => any_worker(),
         "metadata" => doc! { "$or": [
             { "_id": { "$in": ["schema", "features", LISTED, "channels", "cleaners", "relay", "recruiter", "rates", "subscribers"] } },
             { "_id": { "$regex": "^(rate|class):" } },
