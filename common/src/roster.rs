@@ -379,9 +379,14 @@ fn session_id(stored: &Bson) -> Option<Document> {
     matches!(id, Bson::Binary(id) if id.subtype == BinarySubtype::Uuid).then(|| doc! { "id": id.clone() })
 }
 
-/// The term of a document. A higher one was written by hand, and no term could follow it.
+/// The term of a document.
 pub(crate) fn term_in(document: &Document) -> Option<LeaseTerm> {
-    integer(document.get("term")).filter(|term| *term < i64::MAX / 2).map(LeaseTerm)
+    term_of(document.get("term"))
+}
+
+/// The term of a field, unless it was written by hand and no term could follow it.
+pub(crate) fn term_of(value: Option<&Bson>) -> Option<LeaseTerm> {
+    integer(value).filter(|term| *term < LeaseTerm::END).map(LeaseTerm)
 }
 
 /// The assignment in a worker's own roster document, if the recruiter has written one.

@@ -4,7 +4,7 @@
 
 use std::{fmt, str::FromStr};
 
-use bson::{Bson, oid::ObjectId};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use serde::{Deserialize, Serialize};
 
 use super::instant::Instant;
@@ -91,6 +91,17 @@ object_id! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LeaseTerm(pub i64);
+
+impl LeaseTerm {
+    /// A term from here on was written by hand: no term could follow it.
+    pub(crate) const END: i64 = i64::MAX / 2;
+
+    /// The condition that a field has no later term. A value that cannot be a term counts as none.
+    pub(crate) fn is_not_before(self, field: &str) -> Document {
+        let later = doc! { "$gt": self.0, "$lt": Self::END, "$type": ["int", "long"], "$not": { "$type": "array" } };
+        doc! { "$nor": [{ field: later }] }
+    }
+}
 
 impl From<LeaseTerm> for Bson {
     fn from(term: LeaseTerm) -> Self {

@@ -90,9 +90,9 @@ impl Store {
 
     /// Takes the lease for a new term.
     ///
-    /// Filter: still as observed. Update: holder, its `duration`, next term. Without a lease, or a term in it, the next term follows the
-    /// roster's highest, because workers with a later term would get no assignments. Index: `_id`. Invariant: one
-    /// leader in each term.
+    /// Filter: still as observed. Update: holder, its `duration`, next term. The next term follows the highest in the lease, the roster and
+    /// `metadata`: workers with a later term would get no assignments, and cells of rates with one could not be kept. Index: `_id`.
+    /// Invariant: one leader in each term.
     /// Loses when the holder has renewed the lease, or another standby has acquired it.
     pub async fn acquire_if_unchanged(
         &self,
@@ -101,10 +101,7 @@ impl Store {
         duration: Duration,
     ) -> Result<Option<LeaderLease>, StoreError> {
         let holder = WorkerId::new();
-        let last = match observed {
-            Some(lease) if lease.term != LeaseTerm::default() => lease.term,
-            Some(_) | None => self.highest_term().await?,
-        };
+        let last = observed.map_or_else(LeaseTerm::default, |lease| lease.term).max(self.highest_term().await?);
         let term = LeaseTerm(last.0 + 1);
         let filter = match observed {
             Some(lease) => {

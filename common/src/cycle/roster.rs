@@ -255,18 +255,27 @@ impl Store {
         Ok(stamped.modified_count)
     }
 
-    /// The highest term in the roster; zero when no worker has one.
+    /// The highest term in the roster, and in what leaders keep in `metadata`; zero when none is there.
     ///
-    /// Filter: none. Index: none, the roster is small. Invariant: one leader in each term, also when the lease was
+    /// Filter: none. Index: none, the collections are small. Invariant: one leader in each term, also when the lease was
     /// deleted.
     pub async fn highest_term(&self) -> Result<LeaseTerm, StoreError> {
-        let roster = self.roster_as_it_is();
+        let (roster, metadata) = (self.roster_as_it_is(), self.metadata.clone_with_type::<RawDocumentBuf>());
+        let fields = doc! { "term": 1, "fast_term": 1 };
+        // Without the lease: its own term may be damaged.
+        let of_leaders = doc! { "_id": { "$ne": "recruiter" }, "$or": [{ "term": { "$exists": true } }, { "fast_term": { "$exists": true } }] };
         let found: Vec<RawDocumentBuf> = call("highest_term", async move {
-            roster.find(doc! {}).projection(doc! { "term": 1 }).batch_size(10_000).await?.try_collect().await
+            let mut found: Vec<_> = roster.find(doc! {}).projection(fields.clone()).batch_size(10_000).await?.try_collect().await?;
+            let kept: Vec<_> = metadata.find(of_leaders).projection(fields).batch_size(10_000).await?.try_collect().await?;
+            found.extend(kept);
+            Ok(found)
         })
         .await?;
-        let term = |worker: &RawDocumentBuf| roster::term_in(&roster::legible(worker));
-        Ok(found.iter().filter_map(term).max().unwrap_or_default())
+        let terms = |stored: &RawDocumentBuf| {
+            let stored = roster::legible(stored);
+            ["term", "fast_term"].map(|field| roster::term_of(stored.get(field)))
+        };
+        Ok(found.iter().flat_map(terms).flatten().max().unwrap_or_default())
     }
 
     /// Workers that accept jobs, in this leader's term, and those that hold permits: they may accept none. The reply also contains the

@@ -124,17 +124,23 @@ impl Store {
     /// Keeps the next free cells of slow rates, and which limits are fast if that is given, acknowledged by a majority.
     ///
     /// Filter: id, and no later term. Index: `_id`. Invariant: a rate: no failover and no change of the leader forgets a cell that was taken.
-    /// Harmless to repeat. Refused if a later leader has written the cell.
-    pub async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<(), StoreError> {
+    /// Harmless to repeat.
+    /// Loses when a later leader has written a cell, or somebody a later term: then the caller's term is over, and the next one follows that one.
+    pub async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<bool, StoreError> {
+        let of_no_later = |id: String, field: &str| {
+            let mut of_no_later = doc! { "_id": id };
+            of_no_later.extend(term.is_not_before(field));
+            of_no_later
+        };
         let cells = cells.iter().map(|(resource, cell)| {
-            let of_no_later = doc! { "_id": id_of_cell(resource), "term": { "$not": { "$gt": term } } };
+            let of_no_later = of_no_later(id_of_cell(resource), "term");
             let mut set = document_of(*cell);
             set.insert("term", term);
             doc! { "q": of_no_later, "u": { "$set": set }, "upsert": true }
         });
         let fast = fast.map(|fast| {
             let limit = |(name, until): (&String, &Option<Instant>)| doc! { "name": name, "until": until.map(bson::DateTime::from_chrono) };
-            let of_no_later = doc! { "_id": "rates", "fast_term": { "$not": { "$gt": term } } };
+            let of_no_later = of_no_later("rates".to_owned(), "fast_term");
             doc! { "q": of_no_later, "u": { "$set": { "fast": fast.iter().map(limit).collect::<Vec<_>>(), "fast_term": term } } }
         });
         // The fast limits come last: while a limit that has become slow counts as fast, its kept cell is not needed.
@@ -142,9 +148,13 @@ impl Store {
         for some in statements.chunks(PER_COMMAND) {
             let command =
                 || doc! { "update": self.metadata.name(), "updates": some.to_vec(), "writeConcern": { "w": "majority", "j": true } };
-            self.write_repeatable("keep_cells", command).await?;
+            match self.write_repeatable("keep_cells", command).await {
+                // The document is there, with a later term.
+                Err(error) if error.is_duplicate() => return Ok(false),
+                kept => kept?,
+            };
         }
-        Ok(())
+        Ok(true)
     }
 }
 

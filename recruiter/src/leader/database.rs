@@ -73,7 +73,7 @@ operations! {
     async fn halted_lines(&self, gates: &[&str]) -> Result<HashMap<String, Pause>, StoreError>;
     async fn settings(&self) -> Result<Settings, StoreError>;
     async fn prepare_limited_jobs(&self) -> Result<(), StoreError>;
-    async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<(), StoreError>;
+    async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<bool, StoreError>;
     async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError>;
     async fn running_without_permit(&self, groups: &[String]) -> Result<HashMap<String, u64>, StoreError>;
     async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError>;

@@ -23,6 +23,7 @@ use recruiter_common::{
     store::{LeaderLease, Observed, Store, StoreError},
     telemetry::chain,
 };
+use tokio::sync::Notify;
 
 /// Pause after a failed renewal.
 const RETRY: Duration = Duration::from_millis(500);
@@ -34,6 +35,8 @@ pub(crate) struct Leadership {
     duration: Duration,
     /// When the last successful renewal was sent.
     renewed: Mutex<Uptime>,
+    /// Tells [`keep`](Self::keep) that the term is over.
+    given_up: Notify,
 }
 
 impl Leadership {
@@ -51,7 +54,7 @@ impl Leadership {
             watchdog.progress();
             let asked = Uptime::now();
             match try_acquire(store, duration, holder_at, &mut seen).await {
-                Ok(Some(lease)) => return Some(Self { lease, duration, renewed: Mutex::new(asked) }),
+                Ok(Some(lease)) => return Some(Self { lease, duration, renewed: Mutex::new(asked), given_up: Notify::new() }),
                 Ok(None) if !is_logged => {
                     is_logged = true;
                     let leader = seen.as_ref().and_then(|(lease, _)| Some(lease.as_ref()?.holder_at.clone())).unwrap_or_default();
@@ -86,14 +89,26 @@ impl Leadership {
         Uptime::now().since(*self.renewed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Renews the lease three times within its length, until another recruiter leads. A failed renewal is repeated.
+    /// Ends the term, because a later one was found: that of another recruiter, or one that was written by hand. The next term is later still.
+    pub(crate) fn give_up(&self) {
+        self.given_up.notify_one();
+    }
+
+    /// Renews the lease three times within its length, until another recruiter leads, or the term is given up. Then it returns whether the lease
+    /// may still be held. A failed renewal is repeated.
     ///
     /// This runs at the same time as the rounds, so that the lease does not expire during a long round. After each renewal the term is
     /// written into the roster again. If a worker's document has lost the term, by a failover or an edit by hand, the worker gets jobs
     /// again soon.
-    pub(crate) async fn keep(&self, store: &Store) {
+    pub(crate) async fn keep(&self, store: &Store) -> bool {
         loop {
-            pause((self.duration / 3).saturating_sub(self.age())).await;
+            tokio::select! {
+                () = pause((self.duration / 3).saturating_sub(self.age())) => {}
+                () = self.given_up.notified() => {
+                    tracing::warn!(lease.term = self.term().0, "a later term is in `metadata`; this one is over");
+                    return true;
+                }
+            }
             match self.renew(store).await {
                 Ok(true) => {
                     if let Err(error) = store.stamp_term(self.term()).await {
@@ -102,7 +117,7 @@ impl Leadership {
                 }
                 Ok(false) => {
                     tracing::warn!(lease.term = self.term().0, "another recruiter leads; standing by");
-                    return;
+                    return false;
                 }
                 Err(error) => {
                     tracing::warn!(error = chain(&error), trusted = self.is_trusted(), "cannot renew the lease; retrying");

@@ -91,13 +91,13 @@ pub(crate) async fn lead(
             consumers.run(&mut finishing)
         )
     };
-    let is_asked_to_stop = tokio::select! {
+    let may_hold_it = tokio::select! {
         ((), (), (), ()) = duties => true,
         // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
-        () = leadership.keep(store) => false,
+        may_hold_it = leadership.keep(store) => may_hold_it,
     };
     drop(consumers);
-    if is_asked_to_stop {
+    if may_hold_it {
         leadership.release(store).await;
     }
 }

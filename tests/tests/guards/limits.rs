@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bson::doc;
+use bson::{Bson, doc};
 use recruiter_common::{
     enqueue::NewJob,
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
@@ -145,10 +145,16 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_s
         let cell = RateCell { at, until: at - hour / 2, rate };
         setting.store.keep_cells(LeaseTerm(term), &[(name.to_owned(), cell)], None).await
     };
-    keep(2, "api", now + 2 * hour).await.unwrap();
-    keep(2, "api", now + hour).await.unwrap();
-    keep(1, "api", now).await.expect_err("a later leader has kept it");
-    keep(1, "@mail", now - hour).await.unwrap();
+    assert!(keep(2, "api", now + 2 * hour).await.unwrap());
+    assert!(keep(2, "api", now + hour).await.unwrap());
+    assert!(!keep(1, "api", now).await.unwrap(), "a later leader has kept it");
+    assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(2));
+    for nonsense in [Bson::from("x"), i64::MAX.into(), 9.0.into(), vec![9].into(), doc! { "a": 9 }.into()] {
+        setting.set("metadata", "rate:api", doc! { "term": &nonsense }).await;
+        assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(0), "{nonsense}");
+        assert!(keep(1, "api", now + hour).await.unwrap(), "{nonsense} is no term");
+    }
+    assert!(keep(1, "@mail", now - hour).await.unwrap());
     let long_ago = doc! { "_id": "not a cell", "cell": bson::DateTime::from_millis(0) };
     setting.database.raw("metadata").insert_one(long_ago).await.unwrap();
     let kept = setting.store.kept_cells(LeaseTerm(2)).await.unwrap();
@@ -169,7 +175,8 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_s
     assert_eq!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().cells["api"].rate, None);
 
     let fast: FastLimits = [("api".to_owned(), None), ("customer:*".to_owned(), Some(kept.cells["api"].at))].into();
-    setting.store.keep_cells(LeaseTerm(8), &[], Some(&fast)).await.unwrap();
-    setting.store.keep_cells(LeaseTerm(7), &[], Some(&FastLimits::new())).await.unwrap();
+    assert!(setting.store.keep_cells(LeaseTerm(8), &[], Some(&fast)).await.unwrap());
+    assert!(setting.store.keep_cells(LeaseTerm(7), &[], Some(&FastLimits::new())).await.unwrap());
+    assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(8));
     assert_eq!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().fast, fast, "those of the later leader");
 }

@@ -255,6 +255,37 @@ async fn no_document_of_any_collection_stops_the_others() {
     system.stop().await;
 }
 
+/// The lease is lost while no worker is there that knows the term; and a term is written by hand while a recruiter leads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_later_term_in_a_cell_stops_nothing() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let slow = Rate::new(6, Duration::from_secs(60), 6).unwrap();
+    store.limits().set("slow", Limit::rate(slow)).await.unwrap();
+    let both = async |when: &str| {
+        // The other way round the first one would be assigned alone.
+        let jobs = [enqueued(&store, noop().limit("slow")).await, enqueued(&store, noop()).await];
+        for job in jobs {
+            done(&database, when, job).await;
+        }
+    };
+    let later = async |term: i64| {
+        let later = doc! { "$set": { "term": term } };
+        database.raw("metadata").update_one(doc! { "_id": "rate:slow" }, later).await.unwrap();
+    };
+    let system = System::start(&database, Setup::default());
+    both("before").await;
+    system.stop().await;
+    database.raw("metadata").delete_one(doc! { "_id": "recruiter" }).await.unwrap();
+    later(99).await;
+    let system = System::start(&database, Setup::default());
+    both("after a lost lease").await;
+    later(1_000).await;
+    both("with a later term than the leader's").await;
+    assert_eq!(count(&database, "metadata", doc! { "_id": "recruiter", "term": { "$gt": 1_000 } }).await, 1);
+    system.stop().await;
+}
+
 /// A line whose key has a line feed, which `.` of a regular expression does not match.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_line_with_a_control_character_halts_and_a_refused_pause_locks_no_job() {

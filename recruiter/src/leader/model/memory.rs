@@ -394,8 +394,8 @@ impl Database for Memory {
         Ok(())
     }
 
-    async fn keep_cells(&self, _: LeaseTerm, _: &[(String, RateCell)], _: Option<&FastLimits>) -> Result<(), StoreError> {
-        Ok(())
+    async fn keep_cells(&self, _: LeaseTerm, _: &[(String, RateCell)], _: Option<&FastLimits>) -> Result<bool, StoreError> {
+        Ok(true)
     }
 
     async fn permit_holders(&self) -> Result<Vec<PermitHolder>, StoreError> {

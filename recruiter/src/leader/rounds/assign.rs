@@ -18,10 +18,15 @@ use crate::leader::{book::Turn, database::Database, fleet::FreeWorker, plan::Pla
 const REMIND_AFTER: Duration = Duration::from_millis(100);
 
 impl Assigning {
-    /// Writes a plan and notifies the workers. Returns the assigned jobs.
-    pub(super) async fn assign(&mut self, store: &impl Database, term: LeaseTerm, plan: Plan) -> Result<HashSet<JobId>, StoreError> {
+    /// Writes a plan and notifies the workers. Returns the assigned jobs; `None`, if this term is over.
+    pub(super) async fn assign(
+        &mut self,
+        store: &impl Database,
+        term: LeaseTerm,
+        plan: Plan,
+    ) -> Result<Option<HashSet<JobId>>, StoreError> {
         if plan.given.is_empty() {
-            return Ok(HashSet::new());
+            return Ok(Some(HashSet::new()));
         }
         if plan.permits.values().any(|permit| !permit.names.is_empty()) {
             // Without its index MongoDB would not refuse a permit to a second worker.
@@ -30,7 +35,9 @@ impl Assigning {
         let (cells, fast) = (self.admission.cells.to_keep(), self.admission.cells.fast_to_keep());
         if !cells.is_empty() || fast.is_some() {
             // Before the assignment: the next leader must not take these cells again.
-            store.keep_cells(term, &cells, fast.as_ref()).await?;
+            if !store.keep_cells(term, &cells, fast.as_ref()).await? {
+                return Ok(None);
+            }
             self.admission.cells.are_kept();
         }
         let round = RoundId::new();
@@ -64,7 +71,7 @@ impl Assigning {
         if !store.announce_hints_to(hints).await {
             self.keep_alive.failed(Monotonic::now());
         }
-        Ok(assigned)
+        Ok(Some(assigned))
     }
 
     /// Sends the hints of assignments in flight again. A worker takes each round only once.

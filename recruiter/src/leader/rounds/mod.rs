@@ -46,7 +46,7 @@ pub(crate) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Assigns until a stop is requested. The stop waits for the end of the round.
+    /// Assigns until a stop is requested, or the term is over. The stop waits for the end of the round.
     pub(crate) async fn run(&mut self, mut assigning: Assigning, shutdown: &mut Shutdown) {
         let store = self.store;
         let mut hints = store.hints(Listener::Recruiter);
@@ -82,6 +82,10 @@ impl Rounds<'_> {
                     continue;
                 }
             };
+            if summary.is_over {
+                self.leadership.give_up();
+                return;
+            }
             if std::mem::take(&mut is_failing) {
                 tracing::info!("rounds succeed again");
             }

@@ -47,6 +47,8 @@ pub(crate) struct Summary {
     pub(crate) next_due: Option<Instant>,
     /// When the next round is due even without a trigger.
     pub(crate) retry_at: Option<Monotonic>,
+    /// A later term was found: this one is over.
+    pub(crate) is_over: bool,
 }
 
 /// The leader's caches between rounds. No cache is needed for safety.
@@ -119,7 +121,7 @@ impl Assigning {
         self.announce(trigger.announced, at);
         self.lanes.windows.learn_kinds(self.fleet.kinds());
         let plan = plan(self.fleet.workers(), self.lanes.windows.waiting(), &self.book.refusals, &mut self.admission, now);
-        let assigned = self.assign(store, term, plan).await?;
+        let Some(assigned) = self.assign(store, term, plan).await? else { return Ok(Summary { is_over: true, ..Summary::default() }) };
         let unannounced = self.lanes.count_unannounced(&assigned);
         let slots_before = slots.values().sum();
         let slots = self.fleet.slots();
@@ -128,7 +130,7 @@ impl Assigning {
         // Another round follows at once if the cached roster was stale, or if some lanes are not listed or searched yet.
         let is_incomplete = self.fleet.is_unknown() || self.lanes.are_incomplete(!slots.is_empty());
         let retry_at = if is_incomplete { Some(at) } else { retry_at };
-        Ok(Summary { assigned: assigned.len(), unannounced, slots: slots_before, next_due, retry_at })
+        Ok(Summary { assigned: assigned.len(), unannounced, slots: slots_before, next_due, retry_at, is_over: false })
     }
 
     /// Adds announced jobs, except those of which the book knows more.
