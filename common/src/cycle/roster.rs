@@ -528,9 +528,12 @@ impl Store {
     /// Filter: id. Update: a counter plus one. Index: `_id`. Invariant: I10, a write that MongoDB delays is not silence
     /// of a worker.
     pub async fn acknowledges_writes(&self, within: Duration) -> Result<bool, StoreError> {
+        // As in `join_channel`: with `$inc`, no silent worker would be retired.
+        let before = doc! { "$cond": [{ "$isNumber": "$looks" }, "$looks", 0_i64] };
+        let one_more = vec![doc! { "$set": { "looks": { "$add": [before, 1_i64] } } }];
         let command = doc! {
             "update": self.metadata.name(),
-            "updates": [{ "q": { "_id": "cleaners" }, "u": { "$inc": { "looks": 1_i64 } }, "upsert": true }],
+            "updates": [{ "q": { "_id": "cleaners" }, "u": one_more, "upsert": true }],
             "writeConcern": { "w": "majority", "j": true },
             // Limits the command in MongoDB as well, so that it does not keep waiting there and use a connection.
             "maxTimeMS": i64::try_from(within.as_millis()).unwrap_or(i64::MAX).max(1),

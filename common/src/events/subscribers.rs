@@ -92,7 +92,9 @@ impl Store {
             { "$eq": [{ "$type": "$$this.v.until" }, "date"] },
             { "$gt": ["$$this.v.until", bson::DateTime::from_chrono(now)] },
         ] };
-        let known = doc! { "$objectToArray": { "$ifNull": ["$by", {}] } };
+        // Anything else was written by hand.
+        let by = doc! { "$cond": [{ "$eq": [{ "$type": "$by" }, "object"] }, "$by", {}] };
+        let known = doc! { "$objectToArray": by };
         let others = doc! { "$arrayToObject": { "$filter": { "input": known, "cond": lasting } } };
         let by = doc! { "$mergeObjects": [others, { id.to_hex(): { "$literal": entry } }] };
         let (metadata, update) = (self.metadata.clone(), vec![doc! { "$set": { "by": by } }]);

@@ -6,7 +6,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use chrono::TimeDelta;
 use futures_util::TryStreamExt as _;
 use recruiter_common::{
-    JobId, NewJob, Pattern,
+    Client, JobId, NewJob, Pattern,
     consumers::ConsumerError,
     job::FinishReason,
     limits::{Limit, Rate},
@@ -193,10 +193,8 @@ async fn commands_go_on(database: &TestDatabase, child: JobId, expired: JobId) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_document_of_any_collection_stops_the_others() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+/// What [`all_goes_on`] uses.
+async fn set_up(store: &Store) {
     let rate = Rate::new(1_000, Duration::from_secs(1), 1_000).unwrap();
     store.limits().set("printer", Limit::new(Some(2), Some(rate))).await.unwrap();
     let slow = Rate::new(6, Duration::from_secs(60), 6).unwrap();
@@ -205,8 +203,55 @@ async fn no_document_of_any_collection_stops_the_others() {
     store.schedules().declare("ticks", &ticks).await.unwrap();
     let declared = store.consumers().declare("news", [Pattern::new("news.*").unwrap()], noop(), From::Now).await;
     assert!(!matches!(declared, Err(ConsumerError::Store(_))), "{declared:?}");
-    enqueued(&store, noop().unique(Unique::by_key("key"))).await;
-    enqueued(&store, noop().limit("slow")).await;
+    enqueued(store, noop().unique(Unique::by_key("key"))).await;
+    enqueued(store, noop().limit("slow")).await;
+}
+
+/// The documents of `metadata` of which there is only one: each field has another type, while nothing runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_type_of_a_field_in_metadata_stops_a_duty() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    set_up(&store).await;
+    let (flags, cleaner) = (["--lease", "3s", "--poll", "500ms"], ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"]);
+    let start = || System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, ..Setup::default() });
+    store.events([Pattern::new("a").unwrap()], None).await.unwrap().close().await;
+    store.put_file(JobId::new(), "x", "content".as_bytes()).await.unwrap();
+    let metadata = database.raw("metadata");
+    let mut system = start();
+    all_goes_on(&database, "before").await;
+    for other in [Bson::from("x"), vec![Bson::from("x")].into(), 5.5.into(), doc! { "x": [1, 2] }.into(), Bson::Null] {
+        system.stop().await;
+        let singletons = ["subscribers", "features", "rates", "relay", "cleaners", "channels", "schema", "collections", "recruiter"];
+        for id in singletons {
+            let damaged = metadata.find_one(doc! { "_id": id }).await.unwrap().unwrap_or_else(|| panic!("there is {id}"));
+            // A null says that the feature is not in use.
+            let is_damaged = |field: &&String| *field != "_id" && (id, &other) != ("features", &Bson::Null);
+            let damaged: Document = damaged.keys().filter(is_damaged).map(|field| (field.clone(), other.clone())).collect();
+            if !damaged.is_empty() {
+                metadata.update_one(doc! { "_id": id }, doc! { "$set": damaged }).await.unwrap();
+            }
+        }
+        // Before a start mends the schema.
+        noop().enqueue(&Client::from_database(database.database().clone())).await.unwrap();
+        let follower = Process::on(&database, "recruiter", &["events", "--follow", "--topic", "job.enqueued.*"]);
+        let by_id = doc! { "_id": "subscribers", "by": { "$type": "object", "$nin": [{}, { "x": [1, 2] }] } };
+        wait_until(SOON, "it has subscribed", async || count(&database, "metadata", by_id.clone()).await == 1).await;
+        system = start();
+        all_goes_on(&database, &format!("with {other}")).await;
+        wait_until(SOON, "an event is shown", async || follower.stdout().contains("job.enqueued.noop")).await;
+        let mended = doc! { "_id": "collections", "payloads.files": { "$type": "binData" } };
+        assert_eq!(count(&database, "metadata", mended).await, 1);
+        assert_eq!(count(&database, "metadata", doc! { "_id": "schema", "version": { "$type": "int", "$gt": 1 } }).await, 1);
+    }
+    system.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_document_of_any_collection_stops_the_others() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    set_up(&store).await;
     let flags = ["--lease", "3s", "--poll", "500ms"];
     let cleaner = ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"];
     let mut system = System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, ..Setup::default() });

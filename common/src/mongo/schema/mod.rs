@@ -27,7 +27,7 @@ mod validators;
 
 use std::time::{Duration, Instant as Monotonic};
 
-use bson::{Document, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::error::Error;
 
 pub(crate) use self::indexes::Feature;
@@ -47,7 +47,7 @@ use self::{
     make::{ensure_indexes, ensure_these_indexes},
 };
 use super::{Client, call, call_within, channel::Channel, error::StoreError, readable::readable};
-use crate::base::shutdown::pause;
+use crate::base::{numbers::integer, shutdown::pause};
 
 /// Maximum number of running jobs of one resource.
 pub const LARGEST_CAPACITY: u32 = 100_000;
@@ -96,9 +96,11 @@ pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
     }
     // This write also proves that the user may write.
     let metadata = client.metadata.clone();
-    call("ensure_schema", async move {
-        metadata.update_one(doc! { "_id": "schema" }, doc! { "$max": { "version": SCHEMA_VERSION } }).upsert(true).await
-    })
+    // `$max` would keep a text.
+    let before =
+        doc! { "$cond": [{ "$isNumber": "$version" }, { "$convert": { "input": "$version", "to": "int", "onError": UNREADABLE } }, UNREADABLE] };
+    let raised = vec![doc! { "$set": { "version": { "$max": [before, SCHEMA_VERSION] } } }];
+    call("ensure_schema", async move { metadata.update_one(doc! { "_id": "schema" }, raised).upsert(true).await })
     .await?;
     if is_noted { Ok(()) } else { note(client).await }
 }
@@ -152,11 +154,16 @@ pub(crate) async fn is_made(client: &Client) -> Result<bool, StoreError> {
     }
 }
 
+/// The version of a schema whose document has none that can be one: an early one, so that a start makes it right.
+const UNREADABLE: i32 = 1;
+
 /// The version of the database's schema; 0 without a schema.
 pub(crate) async fn version(client: &Client) -> Result<i32, StoreError> {
     let metadata = client.metadata.clone_with_type::<RawDocumentBuf>();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
-    Ok(found.and_then(|schema| schema.get_i32("version").ok()).unwrap_or(0))
+    let Some(found) = found.map(|found| readable(&found)) else { return Ok(0) };
+    let number = found.get("version").and_then(|version| integer(Some(version)).or_else(|| version.as_f64()?.trunc().to_string().parse().ok()));
+    Ok(number.and_then(|version| i32::try_from(version).ok()).filter(|version| *version > 0).unwrap_or(UNREADABLE))
 }
 
 /// The features that were used in this database.
@@ -164,7 +171,9 @@ pub(crate) async fn features_in_use(client: &Client) -> Result<Vec<Feature>, Sto
     let metadata = client.metadata.clone_with_type::<RawDocumentBuf>();
     let found = call("features", async move { metadata.find_one(doc! { "_id": "features" }).await }).await?;
     let found = found.map(|found| readable(&found)).unwrap_or_default();
-    Ok(Feature::ALL.into_iter().filter(|feature| found.get_bool(feature.field()).unwrap_or(false)).collect())
+    // What is neither true nor false was written by hand over a true: no process writes false.
+    let is_in_use = |feature: &Feature| found.get(feature.field()).is_some_and(|noted| !matches!(noted, Bson::Boolean(false) | Bson::Null));
+    Ok(Feature::ALL.into_iter().filter(is_in_use).collect())
 }
 
 /// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.

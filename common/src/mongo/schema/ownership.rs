@@ -120,8 +120,11 @@ pub(crate) async fn note(client: &Client) -> Result<(), StoreError> {
     if uuids.is_empty() {
         return Ok(());
     }
+    // A bucket that is no document was written by hand, and could not get fields.
+    let bucket = doc! { "$cond": [{ "$eq": [{ "$type": format!("${BUCKET}") }, "object"] }, format!("${BUCKET}"), "$$REMOVE"] };
+    let noted = vec![doc! { "$set": { BUCKET: bucket } }, doc! { "$set": uuids }];
     let metadata = client.metadata.clone();
-    call("ensure_schema", async move { metadata.update_one(doc! { "_id": LISTED }, doc! { "$set": uuids }).upsert(true).await })
+    call("ensure_schema", async move { metadata.update_one(doc! { "_id": LISTED }, noted).upsert(true).await })
         .await
         .map(drop)
 }
@@ -157,8 +160,8 @@ async fn is_ours(client: &Client, found: &Found, is_new: bool) -> Result<bool, S
         return Ok(true);
     }
     // It is not listed before the first use of it has ended, and may have got a damaged document by hand. Nothing writes into a collection of
-    // an application. Any bucket has chunks like these; its files tell.
-    let is_later = matches!(found.kind, Kind::Later | Kind::Messages) && found.name != "payloads.files";
+    // an application.
+    let is_later = matches!(found.kind, Kind::Later | Kind::Messages);
     Ok(is_later && has_no_validator && has_ours(client, &found.name).await?)
 }
 
