@@ -231,7 +231,7 @@ impl Store {
             Listener::Worker(_, channel) => self.channel(channel),
         };
         if seen.is_none() {
-            let newest = signals.clone();
+            let newest = signals.clone_with_type::<RawDocumentBuf>();
             let last = call("newest_hint", async move {
                 newest.find_one(doc! {}).sort(doc! { "$natural": -1 }).read_concern(ReadConcern::local()).await
             })

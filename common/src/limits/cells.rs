@@ -23,6 +23,8 @@ use crate::{
 const CELL: &str = "rate:";
 /// Cells that have passed for this time are deleted.
 const PASSED: TimeDelta = TimeDelta::minutes(10);
+/// No cell is further ahead: the longest burst, and the longest interval.
+const FURTHEST: TimeDelta = TimeDelta::days(366 + 30);
 /// Maximum number of cells in one command.
 const PER_COMMAND: usize = 1_000;
 
@@ -81,7 +83,11 @@ impl Store {
         for (resource, cell) in self.cells("kept_cells").await? {
             match cell {
                 Some(cell) => _ = cells.insert(resource, cell),
-                None => tracing::warn!(resource, "the cell of a rate in `metadata` cannot be read; the rate may be exceeded once"),
+                None => {
+                    tracing::warn!(resource, "the cell of a rate in `metadata` cannot be read; the rate counts as just used up");
+                    // Without a rate it is moved back to where the burst of the present rate is used up.
+                    cells.insert(resource, RateCell { at: now + FURTHEST, until: now, rate: None });
+                }
             }
         }
         // The first term of a database has no leader before it.

@@ -12,7 +12,7 @@ use recruiter_common::{
     limits::{Limit, Rate},
     messages::From,
     schedules::Schedule,
-    store::{Registration, Store, lossy},
+    store::{Listener, Registration, Store, lossy},
     unique::Unique,
 };
 use recruiter_tests::{
@@ -298,6 +298,16 @@ async fn no_document_of_any_collection_stops_the_others() {
     let named = |text: &str| system.recruiter.stderr().lines().filter(|line| line.contains("no UTF-8") && line.contains(text)).count();
     assert_eq!(named("class:nothing-0"), 1, "named once:\n{}", system.recruiter.stderr());
     system.stop().await;
+}
+
+/// A listener begins behind the newest hint.
+#[tokio::test]
+async fn a_newest_hint_that_cannot_be_decoded_keeps_no_listener_from_its_hints() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    insert_damaged(&database, "signals", doc! { "_id": ObjectId::new(), "kind": INVALID, "at": bson::Timestamp { time: 0, increment: 0 } }).await;
+    let hints = store.hints(Listener::Recruiter);
+    wait_until(SOON, "it listens", async || hints.is_listening()).await;
 }
 
 /// The lease is lost while no worker is there that knows the term; and a term is written by hand while a recruiter leads.

@@ -94,6 +94,42 @@ fn every_store_operation_names_its_index_and_its_invariant() {
     assert!(operations > 100, "only {operations} operations were looked at");
 }
 
+/// The driver decodes a document, or a whole batch, and fails for one whose bytes are no UTF-8 (I9).
+#[test]
+fn every_read_takes_documents_as_they_are_stored() {
+    // These read ids only, which are ObjectIds; the last three an error of MongoDB, one file that is asked for, and nothing (a `$merge`).
+    const OTHERS: [&str; 6] =
+        ["known_in", "problem_with_parents", "has_ended_without_start", "is_transaction_aborted", "begin_to_read_file", "copy_files"];
+    let rooms = root().join("common/src");
+    let mut reads = 0;
+    for (path, text) in sources().into_iter().filter(|(path, _)| path.starts_with(&rooms)) {
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        for function in code.split("fn ").skip(1) {
+            let name = function.split(['(', '<']).next().unwrap_or_default();
+            let dense: String = function.split_whitespace().collect();
+            // A read has a filter; a search in memory has a closure or a pattern.
+            let is_read = |at: usize| {
+                let begin: String = dense[at..].chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
+                dense[at..].starts_with("doc!") || (!begin.is_empty() && !["is_", "has_"].iter().any(|closure| begin.starts_with(closure)))
+            };
+            let asks = [".find(", ".find_one(", ".aggregate("].iter().flat_map(|call| dense.match_indices(call).map(move |(at, _)| at + call.len()));
+            let count = asks.filter(|at| is_read(*at)).count();
+            reads += count;
+            let is_raw = ["RawDocumentBuf", ".readable()", "roster_as_it_is()"].iter().any(|raw| dense.contains(raw));
+            assert!(count == 0 || is_raw || OTHERS.contains(&name), "{}: {name} lets the driver decode what it reads", path.display());
+        }
+    }
+    assert!(reads > 80, "only {reads} reads were looked at");
+}
+
+/// The action that is needed, on the collection: the role would give rights on everything in the database.
+#[test]
+fn no_message_advises_a_wide_role() {
+    for (path, text) in sources().into_iter().filter(|(path, _)| !path.starts_with(root().join("tests"))) {
+        assert!(!text.contains("dbAdmin"), "{}", path.display());
+    }
+}
+
 /// A conversion of its own would round large integers: see `recruiter_common::json`.
 #[test]
 fn json_becomes_bson_in_one_place() {
