@@ -98,8 +98,8 @@ impl GuardedWrite for Archival {
                     tracing::error!(
                         job.id = %job,
                         line,
-                        "MongoDB refuses the pause of a line whose job has failed, so the line goes on: a process with the role dbAdmin \
-                         corrects the validator of `pauses`"
+                        "MongoDB refuses the pause of a line whose job has failed, so the line goes on: the start of a process \
+                         corrects the validator, if its MongoDB user has the action collMod on `pauses`"
                     );
                     return Ok(recorded.first().copied().unwrap_or(Recorded::Refused));
                 }
