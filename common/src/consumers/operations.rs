@@ -43,14 +43,29 @@ impl Store {
     pub(crate) async fn put_consumer(&self, name: &str, definition: Document, position: &str) -> Result<(), StoreError> {
         let new = doc! { "created_at": bson::DateTime::from_chrono(self.now()), "forwarded": 0_i64, "position": position };
         let update = doc! { "$set": definition, "$setOnInsert": new, "$unset": { "problem": "" }, "$inc": { "revision": 1_i64 } };
+        self.mend_numbers(name).await?;
         let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
         call("put_consumer", async move { consumers.update_one(id, update).upsert(true).await }).await.map(drop)
+    }
+
+    /// Replaces numbers of a consumer group that were given another type by hand: `$inc` would be refused for ever. The revision becomes one
+    /// that nobody has read.
+    async fn mend_numbers(&self, name: &str) -> Result<(), StoreError> {
+        let number = |field: &str, otherwise: i64| {
+            let field = format!("${field}");
+            doc! { "$cond": [{ "$in": [{ "$type": &field }, ["long", "missing"]] }, &field, otherwise] }
+        };
+        let (revision, none) = (number("revision", self.now().timestamp_millis()), |field| number(field, 0));
+        let numbers = doc! { "$set": { "revision": revision, "forwarded": none("forwarded"), "skipped": none("skipped") } };
+        let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
+        call("mend_consumer", async move { consumers.update_one(id, vec![numbers]).await }).await.map(drop)
     }
 
     /// Moves the position of a consumer group. Returns false if there is none.
     ///
     /// Filter: name. Index: `_id`. Invariant: none, an operator decides it.
     pub(crate) async fn move_consumer(&self, name: &str, position: &str) -> Result<bool, StoreError> {
+        self.mend_numbers(name).await?;
         let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
         let update = doc! { "$set": { "position": position }, "$unset": { "problem": "" }, "$inc": { "revision": 1_i64 } };
         Ok(call("move_consumer", async move { consumers.update_one(id, update).await }).await?.matched_count == 1)

@@ -67,7 +67,7 @@ const IGNORED: [(&str, &str); 10] = [
 ];
 
 /// Options that cannot be ignored, and what to do instead.
-const REFUSED: [(&str, &str); 8] = [
+const REFUSED: [(&str, &str); 9] = [
     (
         "tlsallowinvalidhostnames",
         "give the server a certificate with the name of the host; in a test, write tlsAllowInvalidCertificates=true",
@@ -76,6 +76,7 @@ const REFUSED: [(&str, &str); 8] = [
         "tlscrlfile",
         "Recruiter cannot read lists of revoked certificates; remove the option, and let certificates be valid for a short time",
     ),
+    ("collectionprefix", "it is no option of a connection string; write --collection-prefix or RECRUITER_COLLECTION_PREFIX in its place"),
     ("proxyhost", "Recruiter cannot connect through a SOCKS5 proxy; connect through a tunnel, and write its address"),
     ("sslcertificateauthorityfile", "write tlsCAFile in its place"),
     ("ssl_ca_certs", "write tlsCAFile in its place"),
@@ -154,6 +155,7 @@ mod tests {
             ("tlsCAFiles=/x", "correct or remove it"),
             ("authMechanisms=x", "correct or remove it"),
             ("proxyHost=x", "tunnel"),
+            ("collectionPrefix=jobs_", "--collection-prefix"),
         ] {
             let problem = without_foreign_options(&format!("mongodb://h/jobs?{option}")).expect_err(option).to_string();
             assert!(problem.contains(remedy) && !problem.contains("similar"), "{problem}");

@@ -46,4 +46,14 @@ async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
     assert_eq!(now.problem, None, "it goes on");
     assert!(pass(now).await);
     assert_eq!((read().await.position, read().await.forwarded), (position("82dd"), 2));
+    // As the warning of such a group advises.
+    let (stale, damaged) = (read().await, doc! { "revision": "x", "forwarded": "x", "skipped": ["x"] });
+    setting.set("consumers", "g", damaged).await;
+    declare().await;
+    let now = read().await;
+    assert_eq!((now.position.clone(), now.forwarded), (position("82dd"), 0));
+    assert!(!forward(stale, "82ee").await && forward(now, "82ee").await);
+    setting.set("consumers", "g", doc! { "revision": "x" }).await;
+    setting.store.consumers().reset("g", From::Now).await.unwrap();
+    read().await;
 }
