@@ -263,7 +263,8 @@ impl Store {
         let (roster, metadata) = (self.roster_as_it_is(), self.metadata.clone_with_type::<RawDocumentBuf>());
         let fields = doc! { "term": 1, "fast_term": 1 };
         // Without the lease: its own term may be damaged.
-        let of_leaders = doc! { "_id": { "$ne": "recruiter" }, "$or": [{ "term": { "$exists": true } }, { "fast_term": { "$exists": true } }] };
+        let of_leaders =
+            doc! { "_id": { "$ne": "recruiter" }, "$or": [{ "term": { "$exists": true } }, { "fast_term": { "$exists": true } }] };
         let found: Vec<RawDocumentBuf> = call("highest_term", async move {
             let mut found: Vec<_> = roster.find(doc! {}).projection(fields.clone()).batch_size(10_000).await?.try_collect().await?;
             let kept: Vec<_> = metadata.find(of_leaders).projection(fields).batch_size(10_000).await?.try_collect().await?;
@@ -623,7 +624,11 @@ fn registered(document: &RawDocument) -> Option<RegisteredWorker> {
             Some(worker)
         }
         None => {
-            warn_once(document, "no `_id` or too few fields of a worker", "a roster document does not belong to a worker and is left as it is");
+            warn_once(
+                document,
+                "no `_id` or too few fields of a worker",
+                "a roster document does not belong to a worker and is left as it is",
+            );
             None
         }
     }

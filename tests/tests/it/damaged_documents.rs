@@ -213,7 +213,10 @@ async fn no_type_of_a_field_in_metadata_stops_a_duty() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
     set_up(&store).await;
-    let (flags, cleaner) = (["--lease", "3s", "--poll", "500ms"], ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"]);
+    let (flags, cleaner) = (
+        ["--lease", "3s", "--poll", "500ms"],
+        ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"],
+    );
     let start = || System::start(&database, Setup { recruiter: &flags, cleaner: &cleaner, ..Setup::default() });
     store.events([Pattern::new("a").unwrap()], None).await.unwrap().close().await;
     store.put_file(JobId::new(), "x", "content".as_bytes()).await.unwrap();
@@ -305,7 +308,8 @@ async fn no_document_of_any_collection_stops_the_others() {
 async fn a_newest_hint_that_cannot_be_decoded_keeps_no_listener_from_its_hints() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    insert_damaged(&database, "signals", doc! { "_id": ObjectId::new(), "kind": INVALID, "at": bson::Timestamp { time: 0, increment: 0 } }).await;
+    insert_damaged(&database, "signals", doc! { "_id": ObjectId::new(), "kind": INVALID, "at": bson::Timestamp { time: 0, increment: 0 } })
+        .await;
     let hints = store.hints(Listener::Recruiter);
     wait_until(SOON, "it listens", async || hints.is_listening()).await;
 }

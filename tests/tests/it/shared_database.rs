@@ -95,7 +95,8 @@ async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone
 async fn where_recruiter_is_new_nothing_is_adopted_because_it_looks_like_recruiters() {
     let past = bson::DateTime::from_millis(5);
     let two_days_ago = || {
-        let seconds = (chrono::TimeDelta::days(-2) + chrono::TimeDelta::milliseconds(bson::DateTime::now().timestamp_millis())).num_seconds();
+        let seconds =
+            (chrono::TimeDelta::days(-2) + chrono::TimeDelta::milliseconds(bson::DateTime::now().timestamp_millis())).num_seconds();
         ObjectId::from_parts(u32::try_from(seconds).unwrap(), [0; 5], rand::random())
     };
     let file = || doc! { "_id": two_days_ago(), "filename": format!("{}/a.jpg", ObjectId::new()), "length": 0_i64 };

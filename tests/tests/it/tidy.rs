@@ -112,7 +112,9 @@ fn every_read_takes_documents_as_they_are_stored() {
                 let begin: String = dense[at..].chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect();
                 dense[at..].starts_with("doc!") || (!begin.is_empty() && !["is_", "has_"].iter().any(|closure| begin.starts_with(closure)))
             };
-            let asks = [".find(", ".find_one(", ".aggregate("].iter().flat_map(|call| dense.match_indices(call).map(move |(at, _)| at + call.len()));
+            let asks = [".find(", ".find_one(", ".aggregate("]
+                .iter()
+                .flat_map(|call| dense.match_indices(call).map(move |(at, _)| at + call.len()));
             let count = asks.filter(|at| is_read(*at)).count();
             reads += count;
             let is_raw = ["RawDocumentBuf", ".readable()", "roster_as_it_is()"].iter().any(|raw| dense.contains(raw));

@@ -97,11 +97,9 @@ pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
     // This write also proves that the user may write.
     let metadata = client.metadata.clone();
     // `$max` would keep a text.
-    let before =
-        doc! { "$cond": [{ "$isNumber": "$version" }, { "$convert": { "input": "$version", "to": "int", "onError": UNREADABLE } }, UNREADABLE] };
+    let before = doc! { "$cond": [{ "$isNumber": "$version" }, { "$convert": { "input": "$version", "to": "int", "onError": UNREADABLE } }, UNREADABLE] };
     let raised = vec![doc! { "$set": { "version": { "$max": [before, SCHEMA_VERSION] } } }];
-    call("ensure_schema", async move { metadata.update_one(doc! { "_id": "schema" }, raised).upsert(true).await })
-    .await?;
+    call("ensure_schema", async move { metadata.update_one(doc! { "_id": "schema" }, raised).upsert(true).await }).await?;
     if is_noted { Ok(()) } else { note(client).await }
 }
 
@@ -162,7 +160,8 @@ pub(crate) async fn version(client: &Client) -> Result<i32, StoreError> {
     let metadata = client.metadata.clone_with_type::<RawDocumentBuf>();
     let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
     let Some(found) = found.map(|found| readable(&found)) else { return Ok(0) };
-    let number = found.get("version").and_then(|version| integer(Some(version)).or_else(|| version.as_f64()?.trunc().to_string().parse().ok()));
+    let number =
+        found.get("version").and_then(|version| integer(Some(version)).or_else(|| version.as_f64()?.trunc().to_string().parse().ok()));
     Ok(number.and_then(|version| i32::try_from(version).ok()).filter(|version| *version > 0).unwrap_or(UNREADABLE))
 }
 

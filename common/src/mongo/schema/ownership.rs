@@ -124,9 +124,7 @@ pub(crate) async fn note(client: &Client) -> Result<(), StoreError> {
     let bucket = doc! { "$cond": [{ "$eq": [{ "$type": format!("${BUCKET}") }, "object"] }, format!("${BUCKET}"), "$$REMOVE"] };
     let noted = vec![doc! { "$set": { BUCKET: bucket } }, doc! { "$set": uuids }];
     let metadata = client.metadata.clone();
-    call("ensure_schema", async move { metadata.update_one(doc! { "_id": LISTED }, noted).upsert(true).await })
-        .await
-        .map(drop)
+    call("ensure_schema", async move { metadata.update_one(doc! { "_id": LISTED }, noted).upsert(true).await }).await.map(drop)
 }
 
 /// The UUID of a collection. The names of the bucket's collections have a point.
