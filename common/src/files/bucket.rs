@@ -52,7 +52,7 @@ impl Store {
         call("begin_file", async move { payloads.open_upload_stream(name).await }).await
     }
 
-    /// Notes that there are files, before the first one is written: without that note, a bucket is an application's. Returns whether it is new.
+    /// Notes the use of files before the first one is written: without the note a bucket is an application's. Returns whether that is new.
     ///
     /// Index: `_id`. Invariant: none.
     pub(crate) async fn prepare_files(&self) -> Result<bool, StoreError> {
@@ -154,8 +154,9 @@ impl Store {
 
     /// Deletes those of the next `most` files, by their ids, that are older than `before` and have no job.
     ///
-    /// Filter: id after the position and before the instant, if files are in use. Index: `_id`. Invariant: none, a file is written before its job, and the instant
-    /// is long ago. The archive is read after the waiting jobs, because that is the way of a job.
+    /// Filter: id after the position and before the instant, if files are in use: otherwise the bucket is an application's. Index: `_id`.
+    /// Invariant: none, a file is written before its job, and the instant is long ago. The archive is read after the waiting jobs, because that
+    /// is the way of a job.
     pub async fn prune_files(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<FilesStep, StoreError> {
         if !self.is_in_use(Feature::Files).await? {
             return Ok(FilesStep { deleted: 0, next: None });

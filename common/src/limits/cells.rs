@@ -131,7 +131,7 @@ impl Store {
     ///
     /// Filter: id, and no later term. Index: `_id`. Invariant: a rate: no failover and no change of the leader forgets a cell that was taken.
     /// Harmless to repeat.
-    /// Loses when a later leader has written a cell, or somebody a later term: then the caller's term is over, and the next one follows that one.
+    /// Loses when a later leader has written a cell, or somebody a later term: then the caller's term is over. The next one is later than that.
     pub async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<bool, StoreError> {
         let of_no_later = |id: String, field: &str| {
             let mut of_no_later = doc! { "_id": id };
@@ -154,11 +154,15 @@ impl Store {
         for some in statements.chunks(PER_COMMAND) {
             let command =
                 || doc! { "update": self.metadata.name(), "updates": some.to_vec(), "writeConcern": { "w": "majority", "j": true } };
-            match self.write_repeatable("keep_cells", command).await {
+            let kept = match self.write_repeatable("keep_cells", command).await {
                 // The document is there, with a later term.
                 Err(error) if error.is_duplicate() => return Ok(false),
                 kept => kept?,
             };
+            // `rates` has a later term, or was deleted.
+            if kept < some.len() {
+                return Ok(false);
+            }
         }
         Ok(true)
     }

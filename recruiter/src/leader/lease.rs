@@ -89,13 +89,13 @@ impl Leadership {
         Uptime::now().since(*self.renewed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Ends the term, because a later one was found: that of another recruiter, or one that was written by hand. The next term is later still.
+    /// Ends the term, because a later one was found: of another recruiter, or written by hand. The next term is later still.
     pub(crate) fn give_up(&self) {
         self.given_up.notify_one();
     }
 
-    /// Renews the lease three times within its length, until another recruiter leads, or the term is given up. Then it returns whether the lease
-    /// may still be held. A failed renewal is repeated.
+    /// Renews the lease three times within its length, until another recruiter leads or the term is given up. Returns whether the lease may
+    /// still be held. A failed renewal is repeated.
     ///
     /// This runs at the same time as the rounds, so that the lease does not expire during a long round. After each renewal the term is
     /// written into the roster again. If a worker's document has lost the term, by a failover or an edit by hand, the worker gets jobs

@@ -181,7 +181,7 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_s
 
     let fast: FastLimits = [("api".to_owned(), None), ("customer:*".to_owned(), Some(kept.cells["api"].at))].into();
     assert!(setting.store.keep_cells(LeaseTerm(8), &[], Some(&fast)).await.unwrap());
-    assert!(setting.store.keep_cells(LeaseTerm(7), &[], Some(&FastLimits::new())).await.unwrap());
+    assert!(!setting.store.keep_cells(LeaseTerm(7), &[], Some(&FastLimits::new())).await.unwrap());
     assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(8));
     assert_eq!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().fast, fast, "those of the later leader");
 }
