@@ -151,7 +151,7 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_s
     assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(2));
     for nonsense in [Bson::from("x"), i64::MAX.into(), 9.0.into(), vec![9].into(), doc! { "a": 9 }.into()] {
         setting.set("metadata", "rate:api", doc! { "term": &nonsense }).await;
-        assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(0), "{nonsense}");
+        assert_eq!(setting.store.highest_term().await.unwrap(), LeaseTerm(1), "that of `rates`: {nonsense}");
         assert!(keep(1, "api", now + hour).await.unwrap(), "{nonsense} is no term");
     }
     assert!(keep(1, "@mail", now - hour).await.unwrap());
