@@ -37,6 +37,7 @@ pub use crate::{
         COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, RetentionPosition, RetentionStep, Retrial, SAMPLED,
         Unfinished, Waiting, Walk,
         control::export::Exported,
+        policies_in,
         select::LOOK_LIMIT,
         why::situation::{Situation, paused_by},
     },

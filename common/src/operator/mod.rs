@@ -23,5 +23,5 @@ pub use self::{
     control::operations::Retrial,
     retention::{Covered, OtherClasses, Reasons, RetentionPosition, RetentionStep},
     select::{Match, Walk},
-    views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting},
+    views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting, policies_in},
 };

@@ -219,14 +219,26 @@ impl Presence {
         Ok(Self(documents.iter().map(|document| Worker::of(lossy(document), now)).collect()))
     }
 
-    /// Returns the policies that no live worker knows. Empty if no worker is live, or if one does not list its
-    /// policies.
-    pub fn unknown_policies(&self, policies: BTreeSet<String>) -> Vec<String> {
-        let living = self.0.iter().filter(|worker| worker.is_alive());
-        match living.map(|worker| worker.policies.as_deref()).collect::<Option<Vec<_>>>() {
-            Some(known) if !known.is_empty() => policies.into_iter().filter(|policy| !known.concat().contains(policy)).collect(),
-            _ => Vec::new(),
+    /// The live workers that take jobs of this class and group, without those that are asked to be quiet or to stop.
+    pub(crate) fn takers(&self, class: &str, group: &str) -> impl Iterator<Item = &Worker> {
+        self.0.iter().filter(move |worker| worker.is_alive() && worker.request.is_none() && worker.takes(class, group))
+    }
+
+    /// The reason why no live worker that takes jobs of this class and group can run one with these retry policies; `None` if there is such a
+    /// worker, or if none takes them at all.
+    pub fn why_unknown(&self, class: &str, group: &str, policies: &BTreeSet<String>) -> Option<String> {
+        let mut takers = self.takers(class, group).peekable();
+        takers.peek()?;
+        if takers.any(|worker| worker.knows(policies)) {
+            return None;
         }
+        let is_known = |policy: &&String| self.takers(class, group).any(|worker| worker.knows(&[(*policy).clone()].into()));
+        let unknown = policies.iter().filter(|policy| !is_known(policy));
+        let unknown: Vec<String> = unknown.map(|policy| format!("`{}`", printable(policy, 80))).collect();
+        let named =
+            if unknown.is_empty() { "all retry policies of the job".into() } else { format!("the retry policy {}", unknown.join(", ")) };
+        let (class, group) = (printable(class, 80), printable(group, 80));
+        Some(format!("no running worker that has the class `{class}` and works on the group `{group}` knows {named}"))
     }
 
     /// The reason why no live worker takes jobs of this class and group; `None` if there is such a worker.
@@ -299,17 +311,26 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_unknown_when_no_living_worker_knows_it() {
-        let unknown = |workers: &[Document]| {
-            let workers = workers.iter().map(|document| Worker::of(document.clone(), Instant::UNIX_EPOCH)).collect();
-            Presence(workers).unknown_policies(["Mine".to_owned(), "Ours".to_owned()].into())
+    fn a_policy_is_unknown_when_no_worker_that_takes_the_job_knows_it() {
+        let check = |workers: &[Document], expected: Option<&str>| {
+            let of = |document: &Document| {
+                let mut worker = doc! { "classes": ["x"], "work_on": "*" };
+                worker.extend(document.clone());
+                Worker::of(worker, Instant::UNIX_EPOCH)
+            };
+            let unknown = Presence(workers.iter().map(of).collect()).why_unknown("x", "g", &["Mine".to_owned(), "Ours".to_owned()].into());
+            let unknown = unknown.as_deref().map(|reason| reason.split(" knows ").last().unwrap_or_default());
+            assert_eq!(unknown, expected, "{workers:?}");
         };
         let [ours, all] = [doc! { "policies": ["Ours"] }, doc! { "policies": ["Mine", "Ours"] }];
-        assert_eq!(unknown(std::slice::from_ref(&ours)), ["Mine"]);
-        assert_eq!(unknown(&[ours.clone(), all.clone()]), [""; 0]);
-        let dead = doc! { "policies": ["Mine"], "retired": true };
-        assert_eq!(unknown(&[ours.clone(), dead]), ["Mine"]);
-        assert_eq!(unknown(&[ours, doc! {}]), [""; 0], "one of an older release does not say");
-        assert_eq!(unknown(&[]), [""; 0]);
+        check(std::slice::from_ref(&ours), Some("the retry policy `Mine`"));
+        check(&[ours.clone(), all.clone()], None);
+        check(&[ours.clone(), doc! { "policies": ["Mine"] }], Some("all retry policies of the job"));
+        for more in [doc! { "retired": true }, doc! { "wanted": "quiet" }, doc! { "classes": ["y"] }] {
+            let other = all.clone().into_iter().chain(more).collect();
+            check(&[ours.clone(), other], Some("the retry policy `Mine`"));
+        }
+        check(&[ours, doc! {}], None);
+        check(&[], None);
     }
 }

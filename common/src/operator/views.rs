@@ -6,7 +6,7 @@ use crate::{
         ids::JobId,
         instant::{DUE_MS, Instant},
     },
-    job::{FinishReason, Priority, StoredJob, edge::edges_of, lane::Lane},
+    job::{FinishReason, Priority, StoredJob, edge::edges_of, lane::{Lane, ScheduledJob}},
     mongo::{
         Client, Store, StoreError,
         batch::IDS_PER_QUERY,
@@ -170,18 +170,21 @@ impl Store {
         Ok(lanes)
     }
 
-    /// Classes of the retry policies of each of the first due jobs of these lanes, at most `most` jobs.
+    /// The first due jobs of these lanes, at most `most`, each with the classes of its retry policies.
     ///
     /// Filter: these ids. Index: `due_jobs`, then `_id`. Invariant: none; a job whose policy no worker knows stays at the front
     /// of its lane.
-    pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<Vec<BTreeSet<String>>, StoreError> {
-        let due: Vec<JobId> = self.due_jobs(lanes, self.now(), most).await?.jobs.into_iter().map(|job| job.id).collect();
+    pub async fn policies_of_due_jobs(&self, lanes: &[Lane], most: usize) -> Result<Vec<(ScheduledJob, BTreeSet<String>)>, StoreError> {
+        let due = self.due_jobs(lanes, self.now(), most).await?.jobs;
+        let ids: Vec<JobId> = due.iter().map(|job| job.id).collect();
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let found: Vec<RawDocumentBuf> = call("policies_of_due_jobs", async move {
-            scheduled.find(doc! { "_id": { "$in": due } }).projection(doc! { "retry_policy": 1 }).await?.try_collect().await
+            scheduled.find(doc! { "_id": { "$in": ids } }).projection(doc! { "retry_policy": 1 }).await?.try_collect().await
         })
         .await?;
-        Ok(found.iter().map(|job| policies_in(lossy(job).get("retry_policy").cloned().unwrap_or(Bson::Null))).collect())
+        let policies = |job: &RawDocumentBuf| policies_in(lossy(job).get("retry_policy").cloned().unwrap_or(Bson::Null));
+        let mut found: HashMap<JobId, BTreeSet<String>> = found.iter().filter_map(|job| Some((raw_id_of(job)?, policies(job)))).collect();
+        Ok(due.into_iter().filter_map(|job| found.remove(&job.id).map(|policies| (job, policies))).collect())
     }
 
     /// The numbers of waiting jobs of a lane, each counted up to [`COUNTED`].
@@ -341,7 +344,7 @@ fn in_lane(lane: &Lane) -> (Document, &'static str) {
 }
 
 /// The classes of a stored policy and of those within it.
-pub(crate) fn policies_in(policy: Bson) -> BTreeSet<String> {
+pub fn policies_in(policy: Bson) -> BTreeSet<String> {
     let mut classes = BTreeSet::new();
     add_policies(&policy, LEVELS, &mut classes);
     classes

@@ -3,21 +3,23 @@
 use std::{collections::BTreeSet, io::Write};
 
 pub(super) use recruiter_common::workers::Worker;
-use recruiter_common::{enqueue::NewJob, store::Store};
+use recruiter_common::{
+    enqueue::NewJob,
+    store::{Store, policies_in},
+};
 
 use super::output::printable;
 
 /// Maximum number of warnings.
 const WARNINGS: usize = 5;
-/// Maximum number of pairs, limits and policies of which it is checked whether they exist.
+/// Maximum number of kinds and limits of which it is checked whether they exist.
 const NEEDS: usize = 1_000;
 
-/// What jobs need to run: the pairs of class and group, limits and retry policies.
+/// What jobs need to run: workers for each class and group with these retry policies, and limits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Needs {
-    kinds: BTreeSet<(String, String)>,
+    kinds: BTreeSet<(String, String, BTreeSet<String>)>,
     limits: BTreeSet<String>,
-    policies: BTreeSet<String>,
 }
 
 impl Needs {
@@ -31,28 +33,23 @@ impl Needs {
     pub(super) fn add(&mut self, job: &NewJob) {
         let (class, group) = job.class_and_group();
         if self.kinds.len() < NEEDS {
-            self.kinds.insert((class.to_owned(), group.to_owned()));
+            let policies = policies_in(job.settings().retry_policy().clone().into());
+            self.kinds.insert((class.to_owned(), group.to_owned(), policies));
         }
         self.limits.extend(job.settings().limits.iter().take(NEEDS.saturating_sub(self.limits.len())).cloned());
-        if self.policies.len() < NEEDS {
-            self.policies.insert(job.settings().retry_policy().class.clone());
-        }
     }
 }
 
-/// Warns about what jobs need and do not have: a running worker that takes their class and group, one that knows their retry policy, and
-/// the limits that they name. This is not an error: the jobs wait. What this user may not read is not checked.
+/// Warns about what jobs need and do not have: a running worker that takes their class and group and knows their retry policies, and the
+/// limits that they name. This is not an error: the jobs wait. What this user may not read is not checked.
 pub(super) async fn warn_of_unmet(store: &Store, needs: &Needs) {
     let mut reasons = BTreeSet::new();
     if let Ok(workers) = store.workers().list().await {
-        let untaken = needs.kinds.iter().filter_map(|(class, group)| workers.why_nobody_takes(class, group));
-        reasons.extend(untaken.map(|reason| format!("{reason}; the job waits until there is one")));
-        let unknown = workers.unknown_policies(needs.policies.clone()).into_iter();
-        reasons.extend(
-            unknown.map(|policy| {
-                format!("no running worker knows the retry policy `{}`; the job waits until one does", printable(&policy, 80))
-            }),
-        );
+        for (class, group, policies) in &needs.kinds {
+            let untaken = workers.why_nobody_takes(class, group).map(|reason| format!("{reason}; the job waits until there is one"));
+            let unknown = || Some(format!("{}; the job waits until one does", workers.why_unknown(class, group, policies)?));
+            reasons.extend(untaken.or_else(unknown));
+        }
     }
     if !needs.limits.is_empty()
         && let Ok(settings) = store.settings().await

@@ -56,9 +56,15 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let are_all = lanes.len() < LANES;
     let situation = Situation::read(&store, &lanes).await?;
     let leader = situation.leader();
-    let policies = store.policies_of_due_jobs(&lanes, SAMPLE).await?.into_iter().flatten().collect();
-    let policies = situation.workers().unknown_policies(policies);
-    let held: Vec<Held> = lanes.iter().filter_map(|lane| Some(Held::of(lane, situation.why_refused(lane)?))).collect();
+    let mut held: Vec<Held> = lanes.iter().filter_map(|lane| Some(Held::of(lane, situation.why_refused(lane)?))).collect();
+    let kinds = store.policies_of_due_jobs(&lanes, SAMPLE).await?;
+    let kinds: BTreeSet<(Lane, BTreeSet<String>)> = kinds.into_iter().map(|(job, policies)| (job.lane(), policies)).collect();
+    let unknown = kinds.iter().filter_map(|(lane, policies)| Some(Held::of(lane, situation.why_unknown(lane, policies)?)));
+    for one in unknown {
+        if !held.contains(&one) {
+            held.push(one);
+        }
+    }
     let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
     let untaken = pairs.into_iter().map(|(group, class)| Lane::new(group, class));
     let untaken: Vec<Held> = untaken.filter_map(|lane| Some(Held::of(&lane, situation.why_not_taken(&lane)?))).collect();
@@ -68,17 +74,16 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
         json["leader"] = json!(leader.holder());
         json["untaken"] = untaken.iter().map(Held::to_json).collect();
         json["held"] = held.iter().map(Held::to_json).collect();
-        json["unknown_policies"] = json!(policies);
         return Ok(writeln!(out, "{json}")?);
     }
     statistics.write(out, Screen::of_stdout())?;
     write_held(out, &held)?;
-    write_untaken(out, &untaken, &policies, are_all)?;
+    write_untaken(out, &untaken, are_all)?;
     Ok(writeln!(out, "{}", leader.line())?)
 }
 
 /// A lane whose due jobs cannot start, and why.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct Held {
     lane: Lane,
     why: Why,
@@ -106,15 +111,14 @@ fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
         writeln!(out, "jobs wait in {}: {text}", printable(&groups.join(", "), 80))?;
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(REASONS) {
-        writeln!(out, "jobs wait: {more} more pauses or limits; --json lists them")?;
+        writeln!(out, "jobs wait: {more} more reasons; --json lists them")?;
     }
     Ok(())
 }
 
 /// Writes each reason once.
-fn write_untaken(out: &mut impl Write, untaken: &[Held], policies: &[String], are_all: bool) -> std::io::Result<()> {
-    let unknown = policies.iter().map(|policy| format!("no running worker knows the retry policy `{}`", printable(policy, 80)));
-    let reasons: BTreeSet<String> = untaken.iter().map(|held| held.why.text.clone()).chain(unknown).collect();
+fn write_untaken(out: &mut impl Write, untaken: &[Held], are_all: bool) -> std::io::Result<()> {
+    let reasons: BTreeSet<&str> = untaken.iter().map(|held| held.why.text.as_str()).collect();
     for reason in reasons.iter().take(REASONS) {
         writeln!(out, "jobs cannot start: {reason}")?;
     }

@@ -89,7 +89,8 @@ async fn the_policies_of_due_jobs_are_named_and_no_others() {
     };
     setting.store.enqueue_many([job("x", "Mine"), job("y", "Theirs")]).await.unwrap();
     let policies = setting.store.policies_of_due_jobs(&[Lane::new("a", "x")], 9).await.unwrap();
-    assert_eq!(policies, [set_of(["Mine".to_owned()])]);
+    let policies: Vec<_> = policies.into_iter().map(|(job, policies)| (job.lane(), policies)).collect();
+    assert_eq!(policies, [(Lane::new("a", "x"), set_of(["Mine".to_owned()]))]);
 }
 
 #[tokio::test]

@@ -150,7 +150,7 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
         (&["enqueue", "--class", "Unit", "--limit", "customer:17", "--retry", "3"], &[]),
         (
             &["enqueue", "--class", "Unit", "--retry", r#"{"class": "Mine"}"#, "--custom-policy"],
-            &["warning: no running worker knows the retry policy `Mine`"],
+            &["warning: no running worker that has the class `Unit` and works on the group `generic` knows the retry policy `Mine`"],
         ),
         (&["enqueue", "--from", lines.to_str().unwrap(), "--json"], &[scaner]),
         (&["graph", "enqueue", file.to_str().unwrap()], &[scaner, "warning: no running worker has the class `nosuch`"]),

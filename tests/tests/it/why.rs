@@ -120,9 +120,32 @@ async fn a_policy_that_no_worker_knows_keeps_a_job_from_running() {
     let mut other = announcement(10);
     (other.classes, other.policies) = (vec!["y".into()], vec!["Mine".into(), "DoNotDoItAgain".into()]);
     stage.store.register(&other).await.unwrap();
+    let offer = doc! { "available": true, "free": 10, "lease_ms": 3_600_000_i64, "last_seen_at": bson::DateTime::now() };
+    stage.database.raw("roster").update_one(doc! { "_id": other.id }, doc! { "$set": offer }).await.unwrap();
     stage.check(unknown, Reason::UnknownPolicy, "`Mine`").await;
+    let held = stage.stats()["held"].take();
+    assert!(held.as_array().unwrap().len() == 1 && held[0]["class"] == "x" && held[0]["reason"] == "unknown-policy", "{held}");
+    let within = r#"{"class": "RetriableExceptionFilter", "parameters":
+        {"filtered_retry_policy": {"class": "Mine", "parameters": {}}, "retriable_exceptions": ["*"]}}"#;
+    for policy in [r#"{"class": "Mine"}"#, within] {
+        let said = recruiter(&stage.database, &["enqueue", "--class", "x", "--custom-policy", "--after", "1h", "--retry", policy]);
+        assert!(said.code == 0 && said.err.contains("warning: ") && said.err.contains("`Mine`"), "{}", said.err);
+    }
+    // Nor do the free slots of a worker that does not know the policy.
+    let takes_it = doc! { "$set": { "classes": ["x"], "policies": ["DoNotDoItAgain"] } };
+    stage.database.raw("roster").update_one(doc! { "_id": other.id }, takes_it).await.unwrap();
     stage.set_worker(doc! { "policies": ["Mine", "DoNotDoItAgain"] }).await;
     stage.check(nested, Reason::Assignable, "").await;
+    stage.set_worker(doc! { "available": false }).await;
+    for job in [unknown, nested] {
+        stage.check(job, Reason::NoFreeSlot, "").await;
+    }
+    stage.check(known, Reason::Assignable, "").await;
+    let mut group = stage.group().await;
+    group.sort();
+    assert_eq!(group, [(Reason::NotDue, 2), (Reason::NoFreeSlot, 2), (Reason::Assignable, 1)]);
+    stage.set_worker(doc! { "available": true, "wanted": "quiet" }).await;
+    stage.check(unknown, Reason::UnknownPolicy, "").await;
 }
 
 #[tokio::test]

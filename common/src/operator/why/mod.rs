@@ -19,7 +19,7 @@
 mod reason;
 pub(crate) mod situation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::reason::{Reason, Why};
 use self::situation::Situation;
@@ -117,16 +117,20 @@ impl Client {
                 add(why, due);
                 continue;
             }
-            let mut known = due;
-            let sample = store.policies_of_due_jobs(std::slice::from_ref(lane), POLICIES).await?;
+            let mut sample = store.policies_of_due_jobs(std::slice::from_ref(lane), POLICIES).await?;
             is_complete &= sample.len() < POLICIES;
-            for policies in sample {
-                if let Some(why) = situation.why_unknown(lane, &policies).filter(|_| known > 0) {
-                    add(why, 1);
-                    known -= 1;
-                }
+            if let Some(head) = situation.head_of(lane) {
+                sample.retain(|(job, _)| job.id == head.job.id);
             }
-            add(situation.why_not_yet(lane, None, "the next job is due", 0), known);
+            let mut kinds: BTreeMap<BTreeSet<String>, u64> = BTreeMap::new();
+            sample.into_iter().for_each(|(_, policies)| *kinds.entry(policies).or_default() += 1);
+            let not_yet = |policies: &BTreeSet<String>| situation.why_not_yet(lane, policies, None, "the next job is due", 0);
+            for (policies, jobs) in kinds {
+                let jobs = jobs.min(due);
+                due -= jobs;
+                add(situation.why_unknown(lane, &policies).unwrap_or_else(|| not_yet(&policies)), jobs);
+            }
+            add(not_yet(&BTreeSet::new()), due);
         }
         let mut reasons: Vec<(Why, u64)> = reasons.into_values().collect();
         reasons.sort_by_key(|(_, jobs)| std::cmp::Reverse(*jobs));
@@ -198,11 +202,12 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> Result<
             None => why,
         });
     }
-    if let Some(why) = situation.why_unknown(&lane, &policies_in(job.settings.retry_policy().clone().into())) {
+    let policies = policies_in(job.settings.retry_policy().clone().into());
+    if let Some(why) = situation.why_unknown(&lane, &policies) {
         return Ok(why);
     }
     let before = if situation.has_rate(&lane) { store.count_due_before(&lane, job.settings.priority(), at).await? } else { 0 };
-    Ok(situation.why_not_yet(&lane, Some(job.id), &format!("it has been due for {}", apart(at, now)), before))
+    Ok(situation.why_not_yet(&lane, &policies, Some(job.id), &format!("it has been due for {}", apart(at, now)), before))
 }
 
 /// A job that waits for an earlier one of its line.

@@ -187,23 +187,10 @@ impl Situation {
     }
 
     /// Why no worker that takes jobs of this lane can run one with these retry policies.
-    pub(crate) fn why_unknown(&self, lane: &Lane, policies: &BTreeSet<String>) -> Option<Why> {
-        let mut takers = self.takers(lane).peekable();
-        takers.peek()?;
-        if takers.any(|worker| worker.knows(policies)) {
-            return None;
-        }
-        let is_known = |policy: &&String| self.takers(lane).any(|worker| worker.knows(&[(*policy).clone()].into()));
-        let named: Vec<String> =
-            policies.iter().filter(|policy| !is_known(policy)).map(|policy| format!("`{}`", printable(policy, 80))).collect();
-        let named = if named.is_empty() { "all of its retry policies".into() } else { format!("the retry policy {}", named.join(", ")) };
-        let text =
-            format!("no running worker that takes it knows {named}; register it in the workers, or retry the job with another policy");
+    pub fn why_unknown(&self, lane: &Lane, policies: &BTreeSet<String>) -> Option<Why> {
+        let unknown = self.workers.why_unknown(&lane.class, &lane.group, policies)?;
+        let text = format!("{unknown}; register it in the workers, or retry the job with another policy");
         Some(Why::new(Reason::UnknownPolicy, text))
-    }
-
-    fn takers(&self, lane: &Lane) -> impl Iterator<Item = &Worker> {
-        self.workers.0.iter().filter(|worker| worker.is_alive() && worker.takes(&lane.class, &lane.group))
     }
 
     /// Whether a rate applies to this lane.
@@ -211,10 +198,11 @@ impl Situation {
         self.settings.limits_of(lane).is_ok_and(|limits| limits.iter().any(|(_, limit)| limit.rate.is_some()))
     }
 
-    /// Why a due job that nothing refuses has not started. `waiting` says how long it has been due, and `before` how many due jobs come
-    /// first.
-    pub(crate) fn why_not_yet(&self, lane: &Lane, job: Option<JobId>, waiting: &str, before: u64) -> Why {
-        let takers: Vec<&Worker> = self.takers(lane).collect();
+    /// Why a due job with these retry policies, which nothing refuses, has not started. `waiting` says how long it has been due, and `before`
+    /// how many due jobs come first.
+    pub(crate) fn why_not_yet(&self, lane: &Lane, policies: &BTreeSet<String>, job: Option<JobId>, waiting: &str, before: u64) -> Why {
+        let able = self.workers.takers(&lane.class, &lane.group).filter(|worker| worker.knows(policies));
+        let takers: Vec<&Worker> = able.collect();
         let has_not_taken = |worker: &&&Worker| worker.is_late() && !worker.untaken().is_empty();
         let has_it = |worker: &&Worker| job.is_some_and(|job| worker.untaken().contains(&job) || worker.ahead().contains(&job));
         if let Some(worker) = self.workers.0.iter().find(has_it) {
