@@ -6,7 +6,11 @@ use crate::{
         ids::JobId,
         instant::{DUE_MS, Instant},
     },
-    job::{FinishReason, Priority, StoredJob, edge::edges_of, lane::{Lane, ScheduledJob}},
+    job::{
+        FinishReason, Priority, StoredJob,
+        edge::edges_of,
+        lane::{Lane, ScheduledJob},
+    },
     mongo::{
         Client, Store, StoreError,
         batch::IDS_PER_QUERY,
@@ -39,6 +43,8 @@ pub struct Waiting {
     pub overdue: u64,
     /// Due later.
     pub postponed: u64,
+    /// Those that wait for the ends of other jobs, or for the job that has their unique key.
+    pub waits: u64,
 }
 
 /// The fields of an archived job that the statistics use.
@@ -69,7 +75,7 @@ pub struct Unfinished {
     pub waits_for: Vec<JobId>,
 }
 
-/// The numbers of waiting jobs of a lane.
+/// The numbers of waiting jobs of a lane or a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounts {
     /// Those that are due.
@@ -134,24 +140,23 @@ impl Store {
 
     /// Number of waiting jobs in each group at `now`. Jobs that were due before `overdue` are overdue.
     ///
-    /// Filter: group, due before or after. Index: `due_jobs` and `gated_jobs`, which hold the unlocked jobs without and with a gate; up to
-    /// [`COUNTED`] entries for each number. Invariant: none.
+    /// Filter: group, due before or after; the jobs that wait for others have the latest date. Index: `due_jobs` and `gated_jobs`, which hold
+    /// the unlocked jobs without and with a gate; up to [`COUNTED`] entries for each number. Invariant: none.
     pub async fn waiting(&self, now: Instant, overdue: Instant) -> Result<BTreeMap<String, Waiting>, StoreError> {
         let mut waiting = BTreeMap::new();
         for index in [DUE_JOBS, GATED_JOBS] {
             let groups = if index == DUE_JOBS { self.ungated_groups().await? } else { self.gated_groups().await? };
             for group in groups {
-                let count =
-                    async |scheduled_at: Document| self.count_waiting(doc! { "group": &group, "scheduled_at": scheduled_at }, index).await;
-                let [queued, overdue, postponed] = [
-                    count(doc! { "$lte": bson::DateTime::from_chrono(now) }).await?,
-                    count(doc! { "$lte": bson::DateTime::from_chrono(overdue) }).await?,
-                    count(doc! { "$gt": bson::DateTime::from_chrono(now) }).await?,
-                ];
+                let these = doc! { "group": &group };
+                let LaneCounts { due, later, for_jobs, for_predecessors } = self.counts_by_date(&these, index, now).await?;
+                let mut before = these;
+                before.extend(doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(overdue) } });
+                let overdue = self.count_waiting(before, index).await?;
                 let counts: &mut Waiting = waiting.entry(group).or_default();
-                counts.queued += queued;
+                counts.queued += due;
                 counts.overdue += overdue;
-                counts.postponed += postponed;
+                counts.postponed += later;
+                counts.waits += for_jobs + for_predecessors;
             }
         }
         Ok(waiting)
@@ -192,9 +197,14 @@ impl Store {
     /// Filter: group, class, gate, due before or after; the jobs that wait for others have the latest date. Index: `due_jobs`,
     /// `gated_jobs`. Invariant: none, for people.
     pub async fn waiting_in_lane(&self, lane: &Lane, now: Instant) -> Result<LaneCounts, StoreError> {
+        let (filter, index) = in_lane(lane);
+        self.counts_by_date(&filter, index, now).await
+    }
+
+    async fn counts_by_date(&self, these: &Document, index: &'static str, now: Instant) -> Result<LaneCounts, StoreError> {
         let (now, latest) = (bson::DateTime::from_chrono(now), bson::DateTime::from_millis(*DUE_MS.end()));
         let of = async |more: Document| {
-            let (mut filter, index) = in_lane(lane);
+            let mut filter = these.clone();
             filter.extend(more);
             self.count_waiting(filter, index).await
         };

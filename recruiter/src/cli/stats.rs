@@ -221,6 +221,7 @@ impl Statistics {
             total.waiting.queued += waiting.queued;
             total.waiting.overdue += waiting.overdue;
             total.waiting.postponed += waiting.postponed;
+            total.waiting.waits += waiting.waits;
             total.running += running;
             groups.insert(name.clone(), Group { waiting, running, ..Group::default() });
         }
@@ -249,9 +250,9 @@ impl Statistics {
         let times =
             |times: &Times| times.summary().map(|(avg, p50, p99)| json!({ "avg": (avg * 10.0).round() / 10.0, "p50": p50, "p99": p99 }));
         let group = |name: Option<&String>, group: &Group| {
-            let Waiting { queued, overdue, postponed } = group.waiting;
+            let Waiting { queued, overdue, postponed, waits } = group.waiting;
             let mut value = json!({
-                "queued": queued, "overdue": overdue, "postponed": postponed, "running": group.running,
+                "queued": queued, "overdue": overdue, "postponed": postponed, "waits": waits, "running": group.running,
                 "done": group.done, "failed": group.failed, "cancelled": group.cancelled, "not_kept": group.not_kept, "done_per_second": self.per_second(group),
                 "latency_ms": times(&group.latency), "execution_ms": times(&group.execution),
             });
@@ -272,14 +273,15 @@ impl Statistics {
         let count = |count: u64| if count >= COUNTED { format!("{count}+") } else { count.to_string() };
         let groups = || self.groups.iter().map(|(name, group)| (printable(name, 64), group)).chain([("(all)".into(), &self.total)]);
         let present = groups().map(|(name, group)| {
-            let Waiting { queued, overdue, postponed } = group.waiting;
-            Row::from(vec![name, count(queued), count(overdue), count(postponed), group.running.to_string()])
+            let Waiting { queued, overdue, postponed, waits } = group.waiting;
+            Row::from(vec![name, count(queued), count(overdue), count(postponed), count(waits), group.running.to_string()])
         });
         let columns = [
             Column::left("NOW").cut_to(8),
             Column::right("QUEUED"),
             Column::right("OVERDUE"),
             Column::right("POSTPONED"),
+            Column::right("WAITS"),
             Column::right("RUNNING"),
         ];
         table(out, screen, &columns, &present.collect::<Vec<_>>())?;
@@ -332,7 +334,7 @@ mod tests {
 
     fn statistics(now: i64, finished: &[Finished]) -> Value {
         let waiting = BTreeMap::from([
-            ("a".to_owned(), Waiting { queued: 3, overdue: 1, postponed: 2 }),
+            ("a".to_owned(), Waiting { queued: 3, overdue: 1, postponed: 2, waits: 0 }),
             ("w".to_owned(), Waiting { queued: 4, ..Waiting::default() }),
         ]);
         let running = BTreeMap::from([("a".to_owned(), 1), ("r".to_owned(), 2)]);
@@ -368,7 +370,8 @@ mod tests {
     fn failures_are_told_from_successes_on_a_narrow_screen() {
         let (done, failed) = (job("g", [Some(0), Some(1)], 2), FinishReason::custom("not-scheduled-by-retry-policy"));
         let finished = [done.clone(), Finished { why: failed, ..done.clone() }, Finished { why: FinishReason::CANCELLED, ..done }];
-        let waiting = BTreeMap::from([("x".repeat(100), Waiting { queued: COUNTED, overdue: COUNTED, postponed: COUNTED })]);
+        let waiting =
+            BTreeMap::from([("x".repeat(100), Waiting { queued: COUNTED, overdue: COUNTED, postponed: COUNTED, waits: COUNTED })]);
         let statistics = Statistics::of(Instant::UNIX_EPOCH, &waiting, &BTreeMap::new(), &finished, &NotKept::default());
         assert_eq!(statistics.to_json()["groups"][0]["failed"], json!(1));
         let mut out = Vec::new();

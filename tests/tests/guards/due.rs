@@ -152,7 +152,7 @@ async fn jobs_with_a_gate_are_in_lanes_of_their_own() {
     assert_eq!(setting.store.gated_groups().await.unwrap(), set_of(["a".to_owned()]));
     let now = setting.store.now();
     let counts = setting.store.waiting(now, now - Duration::from_millis(6_500)).await.unwrap();
-    assert_eq!(counts["a"], Waiting { queued: 3, overdue: 2, postponed: 1 });
+    assert_eq!(counts["a"], Waiting { queued: 3, overdue: 2, postponed: 1, waits: 0 });
     assert_eq!((counts["c"], counts.len()), (Waiting { queued: 1, ..Waiting::default() }, 2));
 }
 

@@ -157,6 +157,7 @@ async fn a_job_that_runs_once_more_waits_for_the_one_before_it() {
     let why = stage.check(next, Reason::WaitsForPredecessor, &first.to_string()).await;
     assert!(why.until.is_none() && !why.text.contains("retry"), "{why:?}");
     assert_eq!(stage.group().await, [(Reason::WaitsForPredecessor, 1)]);
+    assert_eq!(stage.stats()["total"]["waits"], 1);
     let (list, shown) = (stage.list(), recruiter(&stage.database, &["jobs", "show", &next.to_string()]).out);
     assert!(list.contains("for its predecessor") && !list.contains("in 29"), "{list}");
     assert!(shown.contains("state        waits, ") && shown.contains("waits-for-predecessor: ") && !shown.contains("years"), "{shown}");
@@ -179,9 +180,12 @@ async fn jobs_of_a_graph_wait_for_others_and_for_no_date() {
     assert!(stage.list().contains("for 1 job") && !stage.list().contains("in 29"), "{}", stage.list());
     let shown = recruiter(&stage.database, &["jobs", "show", &second.to_string()]).out;
     assert!(shown.contains("state        waits, for 1 job\n") && shown.contains("why          waits-for-jobs: "), "{shown}");
+    let counted = || ["queued", "postponed", "waits"].map(|field| stage.stats()["total"][field].as_u64().unwrap());
+    assert_eq!(counted(), [1, 0, 1]);
     // A date that is as far away is a date.
     stage.insert(doc! { "scheduled_at": latest() }).await;
     assert!(stage.group().await.contains(&(Reason::NotDue, 1)));
+    assert_eq!(counted(), [1, 1, 1]);
 }
 
 #[tokio::test]
