@@ -80,7 +80,7 @@ pub enum InvalidConfig {
     #[error("--lease must be at most 1day: cleaners detect a death only after the lease")]
     LongLease,
     /// An invalid name of a group.
-    #[error("--work-on: {group:?} is not a valid group name (1 to {LONGEST_NAME} bytes, no NUL)")]
+    #[error("--work-on: {group:?} is not a valid group name (1 to {LONGEST_NAME} bytes, no NUL, no blank at its begin or end)")]
     Group {
         /// The text.
         group: String,
@@ -170,7 +170,8 @@ impl WorkerConfig {
         if self.memory_limit.is_some() && !cfg!(target_os = "linux") {
             return Err(InvalidConfig::MemoryLimit);
         }
-        match self.groups.iter().find(|group| group.is_empty() || group.len() > LONGEST_NAME || group.contains('\0')) {
+        let is_wrong = |group: &str| group.is_empty() || group.len() > LONGEST_NAME || group.contains('\0') || group.trim() != group;
+        match self.groups.iter().find(|group| is_wrong(group)) {
             Some(group) => Err(InvalidConfig::Group { group: group.clone() }),
             None => Ok(()),
         }
@@ -182,6 +183,19 @@ impl WorkerConfig {
             WorkOn::All
         } else {
             WorkOn::Groups(self.groups.clone())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_whose_jobs_cannot_be_enqueued_is_refused() {
+        for group in ["", "mail ", "\tmail", "a\0b"] {
+            let refused = WorkerConfig::default().groups(["mail", group]).validate();
+            assert_eq!(refused, Err(InvalidConfig::Group { group: group.into() }));
         }
     }
 }

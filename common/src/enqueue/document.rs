@@ -17,7 +17,7 @@ use crate::{
         telemetry::of_bson,
     },
     job::{Job, Settings, bundle::MOST_ITEMS, gate::LONGEST_GATE},
-    limits::{InvalidSetting, check_resource},
+    limits::{InvalidSetting, check_resource, check_stored_resource},
     mongo::schema::LARGEST_WORKABLE,
     unique::{Content, Keyed},
 };
@@ -105,10 +105,11 @@ impl NewJob {
         if let Some(traceparent) = traceparent.as_ref().filter(|_| !is_retry) {
             check_traceparent(traceparent).map_err(|problem| EnqueueError::Name { what: "trace", problem })?;
         }
+        let check_limit = if is_retry { check_stored_resource } else { check_resource };
         limits
             .iter()
-            .chain(&self.settings.line)
-            .try_for_each(|name| check_resource(name))
+            .try_for_each(|name| check_limit(name))
+            .and_then(|()| self.settings.line.iter().try_for_each(|key| check_stored_resource(key)))
             .and_then(|()| check_gate(&self.settings))
             .map_err(|problem| EnqueueError::Limit { problem })?;
         match (self.wrong_priority, &self.policy_problem) {

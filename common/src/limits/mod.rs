@@ -53,6 +53,7 @@ pub use self::{
     rate::Rate,
     window::MaintenanceWindow,
 };
+use crate::base::names::check_trimmed_name;
 use crate::job::gate::{LINE, SEPARATOR};
 use crate::job::gate::{LONGEST_GATE, group_of_resource, line_of_gate};
 pub use crate::mongo::schema::{LARGEST_CAPACITY, MOST_WINDOWS};
@@ -189,8 +190,17 @@ pub(crate) fn check_limit(limit: Limit) -> Result<(), InvalidSetting> {
 /// Checks the name of a resource.
 ///
 /// # Errors
-/// When it is empty or too long, or has a character with a meaning of its own.
+/// As [`check_stored_resource`], and when it begins or ends with a blank.
 pub fn check_resource(name: &str) -> Result<(), InvalidSetting> {
+    check_stored_resource(name)?;
+    check_trimmed_name(name).map_err(|problem| InvalidSetting(format!("the name of a resource {problem}")))
+}
+
+/// Checks the name of a resource of a job that is enqueued again, or the key of a line.
+///
+/// # Errors
+/// When it is empty or too long, or has a character with a meaning of its own.
+pub(crate) fn check_stored_resource(name: &str) -> Result<(), InvalidSetting> {
     let refused = |problem: &str| Err(InvalidSetting(format!("the name of a resource {problem}: `{name:.80}`")));
     if name.is_empty() {
         return refused("is empty");
@@ -205,8 +215,9 @@ pub fn check_resource(name: &str) -> Result<(), InvalidSetting> {
 }
 
 fn check_group(group: &str) -> Result<(), InvalidSetting> {
-    let is_group = !group.is_empty() && group.len() <= LONGEST_GATE && !group.chars().any(char::is_control);
-    if is_group { Ok(()) } else { Err(InvalidSetting(format!("`{group:.80}` is not the name of a group"))) }
+    let refused = |problem: String| InvalidSetting(format!("the name of a group {problem}"));
+    check_trimmed_name(group).map_err(refused)?;
+    if group.chars().any(char::is_control) { Err(refused(format!("contains a control character: {group:?}"))) } else { Ok(()) }
 }
 
 /// Checks the name of a limit: a resource, a prefix that ends in `*`, or a group after an `@`.
@@ -215,12 +226,12 @@ fn check_group(group: &str) -> Result<(), InvalidSetting> {
 /// When it is none of them.
 pub fn check_limit_name(name: &str) -> Result<(), InvalidSetting> {
     if let Some(group) = group_of_resource(name) {
-        let is_group = !group.is_empty() && group.len() <= LONGEST_GATE && !group.chars().any(char::is_control);
-        return if is_group { Ok(()) } else { Err(InvalidSetting(format!("`{name:.80}` does not name a group after the `@`"))) };
+        return check_group(group);
     }
     match name.strip_suffix('*') {
         Some("") => Err(InvalidSetting("the prefix of a limit is empty: write at least one character before `*`".into())),
-        Some(prefix) => check_resource(prefix),
+        // A blank before the `*` may be within the names.
+        Some(prefix) => check_stored_resource(prefix).and_then(|()| check_resource(prefix.trim_end())),
         None => check_resource(name),
     }
 }
@@ -268,9 +279,12 @@ mod tests {
                 && !permit.is_for("mail", Some("b"))
                 && !permit.is_for("mail", None)
         );
-        for wrong in ["", "a,b", "a#1", "@mail", "a*", "a\nb"] {
+        for wrong in ["", "a,b", "a#1", "@mail", "a*", "a\nb", " a", "a "] {
             assert!(check_resource(wrong).is_err(), "{wrong}");
         }
-        assert!(check_limit_name("customer:*").is_ok() && check_limit_name("*").is_err() && check_limit_name("a*b").is_err());
+        assert!(["customer:*", "room *", "@mail"].iter().all(|name| check_limit_name(name).is_ok()));
+        for wrong in ["*", "a*b", " a*", " *", "a ", "@", "@mail ", "@a\nb"] {
+            assert!(check_limit_name(wrong).is_err(), "{wrong}");
+        }
     }
 }

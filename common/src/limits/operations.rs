@@ -155,7 +155,7 @@ impl Groups {
     /// # Errors
     /// When the name or the number is not valid, or an error of MongoDB.
     pub async fn set_most_waiting(&self, group: &str, most: Option<u64>) -> Result<(), SettingError> {
-        check_trimmed_name(group).map_err(|problem| InvalidSetting(format!("the name of a group {problem}")))?;
+        check_group(group)?;
         check_most_waiting(most)?;
         Ok(self.0.put_most_waiting_in_group(group, most).await?)
     }
@@ -178,8 +178,11 @@ impl Pauses {
     /// stays.
     ///
     /// # Errors
-    /// An error of MongoDB.
+    /// When a group or class cannot have this name, or an error of MongoDB.
     pub async fn pause(&self, paused: &Paused, by: &str, reason: Option<&str>) -> Result<bool, SettingError> {
+        if let Paused::Group(name) | Paused::Class(name) = paused {
+            check_trimmed_name(name).map_err(|problem| InvalidSetting(format!("the name in `{paused}` {problem}")))?;
+        }
         Ok(self.0.put_pause(paused, by, reason).await?)
     }
 

@@ -13,7 +13,11 @@ use super::{
     timing::Timing,
 };
 use crate::{
-    base::{ids::JobId, instant::Instant, names::LONGEST_NAME},
+    base::{
+        ids::JobId,
+        instant::Instant,
+        names::{LONGEST_NAME, check_trimmed_name},
+    },
     enqueue::NewJob,
     job::Keep,
     mongo::{Store, readable, schema::MOST_MISSED},
@@ -163,11 +167,12 @@ impl Schedule {
     /// # Errors
     /// When the schedule or its name is invalid.
     pub fn check(&self, name: &str) -> Result<(), InvalidSchedule> {
-        self.stored(name).map(drop)
+        self.stored(name)?;
+        check_trimmed_name(name).map_err(|problem| InvalidSchedule::Name { what: "name", problem })
     }
 
     /// Validates the schedule and returns the fields of its definition. A field that it does not have is null.
-    fn stored(&self, name: &str) -> Result<Document, InvalidSchedule> {
+    pub(super) fn stored(&self, name: &str) -> Result<Document, InvalidSchedule> {
         check_name("name", name)?;
         if let Some(namespace) = &self.namespace {
             check_name("namespace", namespace)?;
@@ -198,6 +203,7 @@ impl Schedule {
     }
 
     pub(super) async fn declare_or_compare(&self, store: &Store, name: &str, is_dry_run: bool) -> Result<Declared, ScheduleError> {
+        self.check(name)?;
         let wanted = self.stored(name)?;
         if !is_dry_run {
             ready(store).await?;
@@ -348,6 +354,7 @@ mod tests {
         check(minute(), "", "the name of a schedule is empty");
         check(minute(), &"x".repeat(257), "has 257 bytes");
         check(minute(), "a\nb", "control character");
+        check(minute(), " a", "begins or ends with a blank");
         check(minute().in_namespace(""), "a", "the namespace of a schedule is empty");
         check(minute().job(NewJob::of_class("", doc! {})), "a", "the class of a job is empty");
         check(minute().job(NewJob::of_class("c", doc! { "d": "x".repeat(5 << 20) })), "a", "store the data elsewhere");

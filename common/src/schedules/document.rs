@@ -136,7 +136,8 @@ impl TryFrom<Document> for StoredSchedule {
         if let Some(template) = fields.document("job")? {
             schedule.job = Some(job_of(template)?);
         }
-        schedule.check(&name)?;
+        // An earlier release accepted a blank around the name.
+        schedule.stored(&name)?;
         let paused = fields.document("paused")?.map(|paused| {
             let fields = Fields { document: paused, within: "paused." };
             Ok(Paused {
@@ -193,6 +194,7 @@ mod tests {
             assert!(problem.contains(expected), "{of}: {problem}");
         };
         check(doc! {}, "valid");
+        check(doc! { "_id": "a " }, "valid");
         check(doc! { "every_ms": null, "cron": "0 3 * * *" }, "valid");
         check(doc! { "job": { "class": "c", "parameters": [], "priority": 9_i64 } }, "valid");
         check(doc! { "cron": "0 3 * * *" }, "either `cron` or `every`");

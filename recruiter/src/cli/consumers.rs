@@ -7,6 +7,7 @@ use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     consumers::{ConsumerError, ConsumerGroup, InvalidConsumer},
+    flags::name_of_text,
     messages::{From, SubscribeError},
     spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies},
     store::{ConnectArgs, Store},
@@ -52,6 +53,7 @@ enum ConsumersCommand {
     #[command(after_help = EXAMPLES)]
     Set {
         /// Name of the consumer group
+        #[arg(value_parser = name_of_text)]
         name: String,
         /// Pattern of topics, for example orders.*; may be repeated
         #[arg(long = "topic", env = "RECRUITER_CONSUMER_TOPIC", value_name = "PATTERN", required = true, value_delimiter = ',')]
@@ -66,6 +68,7 @@ enum ConsumersCommand {
     /// Move a consumer group: it gets the messages from there on, also those that it has had before
     Reset {
         /// Name of the consumer group
+        #[arg(value_parser = name_of_text)]
         name: String,
         /// Continue with the messages since this instant, or since this long ago [default: from now on]
         #[arg(long, env = "RECRUITER_CONSUMER_SINCE", value_name = "WHEN", value_parser = when_of_text)]
@@ -77,6 +80,7 @@ enum ConsumersCommand {
     /// Remove a consumer group; its jobs stay
     Remove {
         /// Name of the consumer group
+        #[arg(value_parser = name_of_text)]
         name: String,
         /// Only show what would be removed
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]

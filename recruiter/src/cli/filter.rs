@@ -8,6 +8,7 @@ use clap::{
 };
 use recruiter_common::{
     JobFilter, StateFilter,
+    flags::name_of_text,
     instant::Instant,
     job::{FinishReason, Stage},
     spec::{duration_of_text, instant_of_text},
@@ -26,10 +27,10 @@ pub(crate) struct FilterArgs {
     #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "STATE", value_parser = PossibleValuesParser::new(State::words()).map(|word| State::of(&word)))]
     state: Option<State>,
     /// Jobs of this group
-    #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP")]
+    #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP", value_parser = name_of_text)]
     group: Option<String>,
     /// Jobs of this class
-    #[arg(long, env = "RECRUITER_JOBS_CLASS", value_name = "CLASS")]
+    #[arg(long, env = "RECRUITER_JOBS_CLASS", value_name = "CLASS", value_parser = name_of_text)]
     class: Option<String>,
     /// Jobs with this tag
     #[arg(long, env = "RECRUITER_JOBS_TAG", value_name = "TAG")]

@@ -53,6 +53,7 @@ enum GroupsCommand {
     /// Show why the waiting jobs of a group do not run, with the number of jobs for each reason
     Why {
         /// Name of the group
+        #[arg(value_parser = name_of_text)]
         group: String,
         #[command(flatten)]
         format: Format,

@@ -38,6 +38,7 @@ enum LimitsCommand {
     /// Show a limit, and the workers and jobs that hold its permits
     Show {
         /// Name of the resource or group, such as printer, customer:17 or @mail
+        #[arg(value_parser = name_of_text)]
         name: String,
         #[command(flatten)]
         format: Format,
@@ -56,6 +57,7 @@ enum LimitsCommand {
     /// Remove a limit: jobs that name the resource wait until it has a limit again
     Remove {
         /// Name or prefix of the limit
+        #[arg(value_parser = name_of_text)]
         name: String,
         /// Only show what would be removed
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
@@ -93,7 +95,7 @@ pub(super) struct PauseArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct ResumeArgs {
     /// What to resume: everything, group:NAME, class:NAME or line:KEY
-    #[arg(value_name = "WHAT")]
+    #[arg(value_name = "WHAT", value_parser = paused_of_text)]
     paused: Paused,
 }
 
@@ -277,9 +279,11 @@ pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl
     }
 }
 
-/// A group or class with a blank at its end has no jobs, so its pause would pause nothing.
+/// A group or class with a blank at its end has no jobs, so its pause would pause nothing. The key of a line may have one.
 fn paused_of_text(text: &str) -> Result<Paused, String> {
-    let paused = text.trim().parse::<Paused>().map_err(|problem| problem.to_string())?;
+    let text = text.trim_start();
+    let text = if text.starts_with("line:") { text.trim_end_matches(char::is_control) } else { text.trim_end() };
+    let paused = text.parse::<Paused>().map_err(|problem| problem.to_string())?;
     match &paused {
         Paused::Group(name) | Paused::Class(name) if name.trim() != name => Err(format!("{name:?} begins with a blank: remove it")),
         Paused::Everything | Paused::Group(_) | Paused::Class(_) | Paused::Line(_) => Ok(paused),

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     NewJob,
     exit::Exit,
+    flags::name_of_text,
     instant::Instant,
     schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
@@ -69,6 +70,7 @@ enum SchedulesCommand {
     /// Show a schedule, its next runs and its last ones
     Show {
         /// Name of the schedule
+        #[arg(value_parser = name_of_text)]
         name: String,
         #[command(flatten)]
         format: Format,
@@ -79,6 +81,7 @@ enum SchedulesCommand {
     /// Pause a schedule: its runs are left out until it is resumed
     Pause {
         /// Name of the schedule
+        #[arg(value_parser = name_of_text)]
         name: String,
         /// Why it is paused, for the people who list it
         #[arg(long, env = "RECRUITER_PAUSE_REASON", value_name = "TEXT", default_value = "", hide_default_value = true)]
@@ -89,6 +92,7 @@ enum SchedulesCommand {
     /// Resume a paused schedule with its next run
     Resume {
         /// Name of the schedule
+        #[arg(value_parser = name_of_text)]
         name: String,
         #[command(flatten)]
         format: Format,
@@ -96,6 +100,7 @@ enum SchedulesCommand {
     /// Run a schedule once, now, and write the id of the job
     Run {
         /// Name of the schedule
+        #[arg(value_parser = name_of_text)]
         name: String,
         #[command(flatten)]
         format: Format,
@@ -103,7 +108,7 @@ enum SchedulesCommand {
     /// Remove schedules; jobs that they have enqueued stay
     Remove {
         /// Names of the schedules
-        #[arg(required = true, value_name = "NAME")]
+        #[arg(required = true, value_name = "NAME", value_parser = name_of_text)]
         names: Vec<String>,
         /// Dry run: report the changes without making them
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]

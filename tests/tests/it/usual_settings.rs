@@ -8,7 +8,11 @@ use std::{
 };
 
 use bson::{Document, doc};
-use recruiter_common::{enqueue::NewJob, store::Store};
+use recruiter_common::{
+    enqueue::NewJob,
+    limits::{Limit, Paused},
+    store::Store,
+};
 use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     local::store,
@@ -236,6 +240,36 @@ async fn blanks_around_names_are_removed_or_refused() {
     assert!(patterns.contains("\"refunds.*\""), "{patterns}");
     assert_eq!(recruiter(&database, &["limits", "set", " printer\n", "--capacity", "1"]).code, 0);
     assert_eq!(count(&database, "limits", doc! { "_id": "printer" }).await, 1);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("schedules.toml");
+    fs::write(&file, "namespace = \"n\"\n[schedules.s]\nevery = \"1d\"\njob = { class = \"mail\" }\n").unwrap();
+    // Commands about one thing find the same one.
+    for (args, said) in [
+        (&["pause", "group:mail\n"][..], "paused group:mail"),
+        (&["resume", "group:mail\n"], "resumed group:mail"),
+        (&["pause", "line:a \n"], "paused line:a :"),
+        (&["resume", "line:a \n"], "resumed line:a \n"),
+        (&["groups", "why", " mail"], "no job waits in mail\n"),
+        (&["limits", "show", "printer\n"], "printer: at most 1 at a time"),
+        (&["limits", "remove", " printer"], "removed the limit of printer"),
+        (&["consumers", "reset", "a\n"], "a continues"),
+        (&["consumers", "remove", " a"], "removed the consumer group a"),
+        (&["schedules", "apply", file.to_str().unwrap()], ""),
+        (&["schedules", "show", "s\n"], "s"),
+        (&["schedules", "pause", " s"], "s"),
+        (&["schedules", "resume", "s "], "s"),
+        (&["schedules", "run", "s\n"], ""),
+        (&["schedules", "remove", " s"], "s"),
+        (&["jobs", "list", "--class", "mail\n", "--group", " generic"], "mail"),
+        (&["jobs", "cancel", "--class", "mail\n", "--yes"], "1 cancelled"),
+    ] {
+        let done = recruiter(&database, args);
+        assert!(done.code == 0 && done.out.contains(said), "{args:?}: {}{}", done.out, done.err);
+    }
+    let store = store(&database).await;
+    assert!(store.limits().set("printer ", Limit::capacity(1)).await.is_err());
+    assert!(NewJob::of_class("a", doc! {}).limit("printer ").enqueue(&store).await.is_err());
+    assert!(store.pauses().pause(&Paused::Group("mail ".into()), "ada", None).await.is_err());
     for args in [
         &["enqueue", "--class", "mail\n"][..],
         &["enqueue", "--class", "mail", "--group", " mail"],

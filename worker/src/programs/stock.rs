@@ -196,6 +196,7 @@ fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
         "" => "the class has no name: write `[workables.<class>]`".into(),
         name if name.contains('\0') => "a class cannot contain a NUL: remove it".into(),
         name if name.len() > LONGEST_NAME => format!("a class has at most {LONGEST_NAME} bytes, this one {}: shorten it", name.len()),
+        name if name.trim() != name => "a class cannot begin or end with a blank: remove it".into(),
         _ => return Ok(class.into_inner()),
     };
     Err(Problem(class.span(), problem))
@@ -488,6 +489,7 @@ mod tests {
         check("[workables.x]\ncommand = [\"./in\"]", "2:12: there is no program `./in` at `/");
         check("[workables.x]\ncommand = [\"true\"]\nenv.PATH = \"/nowhere\"", "2:12: there is no program `true` along the PATH `/nowhere`");
         check("[workables.\"\"]\ncommand = [\"true\"]", "1:12: the class has no name");
+        check("[workables.\"a \"]\ncommand = [\"true\"]", "1:12: a class cannot begin or end with a blank");
         check("[workables.\"a\\u0000\"]\ncommand = [\"true\"]", "1:12: a class cannot contain a NUL");
         check(&format!("[workables.{}]\ncommand = [\"true\"]", "x".repeat(257)), "1:12: a class has at most 256 bytes, this one 257");
         check("[workables.x]\ncommand = [\"true\"]\n[workables.x]", "3:12: duplicate key");
