@@ -17,7 +17,7 @@ use crate::{
     },
     job::{
         Stage,
-        edge::{Edge, edges_of},
+        edge::{Edge, NOT_NEEDED, edges_of},
     },
     mongo::{Client, Store, StoreError},
     wait::{WaitError, finished::ResultError},
@@ -63,6 +63,12 @@ impl GraphJob {
     /// Whether the graph has not ended because of this job.
     pub fn is_open(&self) -> bool {
         !self.state.is_finished() || self.is_retrying
+    }
+
+    /// Whether it has failed or was cancelled, although it was needed, and was not enqueued again. A retry of the graph does that.
+    pub fn is_to_repeat(&self) -> bool {
+        let has_failed = matches!(self.state, Stage::Failed | Stage::Cancelled) && !self.is_retried;
+        has_failed && self.failure.as_ref().is_none_or(|(class, _)| class != NOT_NEEDED)
     }
 
     /// From a document of either collection. Fields that cannot be read are left out.

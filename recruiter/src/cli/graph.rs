@@ -1,7 +1,7 @@
 //! `recruiter graph`: enqueues, shows, cancels and retries graphs of jobs.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     io::{Read as _, Write},
     path::PathBuf,
     time::Duration,
@@ -15,7 +15,7 @@ use recruiter_common::{
     control::Changed,
     enqueue::EnqueueError,
     exit::Exit,
-    graphs::{Edge, Graph, GraphJob, When},
+    graphs::{Graph, GraphJob, When},
     ids::GraphId,
     job::Stage,
     spec::{Classes, InvalidSpec, UnknownPolicies, duration_of_text},
@@ -204,24 +204,12 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
     };
     list(&jobs, format, out)?;
     let failed = jobs.iter().filter(|job| job.state == Stage::Failed && !job.is_retried).count();
-    let cancelled = cancelled_by_hand(&jobs);
+    // An alarm that waits for a failure is cancelled when there is none.
+    let cancelled = jobs.iter().filter(|job| job.state == Stage::Cancelled && job.is_to_repeat()).count();
     if failed + cancelled > 0 {
-        return Err(anyhow!("{failed} jobs of the graph failed, and {cancelled} were cancelled by hand").context(Exit::JobFailed));
+        return Err(anyhow!("{failed} jobs of the graph failed, and {cancelled} were cancelled").context(Exit::JobFailed));
     }
     Ok(())
-}
-
-/// The number of cancelled jobs that their edges would have let run. The others were cancelled because of the end of a job that they waited
-/// for, as an alarm is that waits for a failure.
-fn cancelled_by_hand(jobs: &[GraphJob]) -> usize {
-    let states: HashMap<JobId, Stage> = jobs.iter().map(|job| (job.id, job.state)).collect();
-    let is_met = |edge: &Edge| match states.get(&edge.job) {
-        None => false,
-        Some(Stage::Done) => edge.when != When::Failed,
-        Some(_) => edge.when != When::Done,
-    };
-    let is_by_hand = |job: &&GraphJob| job.state == Stage::Cancelled && !job.is_retried && job.waits_for.iter().all(is_met);
-    jobs.iter().filter(is_by_hand).count()
 }
 
 fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Result<()> {

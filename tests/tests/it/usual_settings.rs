@@ -323,13 +323,19 @@ async fn a_graph_that_was_cancelled_has_not_succeeded() {
     let database = TestDatabase::new().await;
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("graph.json");
-    fs::write(&file, r#"{"jobs": {"x": {"class": "a"}, "y": {"class": "a", "waits_for": ["x"]}}}"#).unwrap();
-    let said = recruiter(&database, &["graph", "enqueue", file.to_str().unwrap(), "--json"]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    let graph = only(&database, "scheduled", doc! { "waiting": true }).await.get_object_id("graph").unwrap().to_hex();
-    let said = recruiter(&database, &["jobs", "cancel", "--state", "scheduled", "--yes"]);
-    assert_eq!(said.code, 0, "{}", said.err);
-    let _recruiter = Process::on(&database, "recruiter", &["run"]);
-    let said = recruiter(&database, &["graph", "wait", &graph, "--timeout", "2m"]);
-    assert_eq!(said.code, 3, "{} {}", said.out, said.err);
+    let elsewhere = NewJob::of_class("b", doc! {}).enqueue(&*store(&database).await).await.unwrap().id;
+    for jobs in [
+        r#"{"x": {"class": "a"}, "y": {"class": "a", "waits_for": ["x"]}}"#.to_owned(),
+        format!(r#"{{"x": {{"class": "a", "waits_for": ["{elsewhere}"]}}}}"#),
+    ] {
+        fs::write(&file, format!(r#"{{"jobs": {jobs}}}"#)).unwrap();
+        let said = recruiter(&database, &["graph", "enqueue", file.to_str().unwrap()]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        let graph = said.out.trim();
+        let said = recruiter(&database, &["jobs", "cancel", "--class", "a", "--state", "scheduled", "--yes"]);
+        assert_eq!(said.code, 0, "{}", said.err);
+        let _recruiter = Process::on(&database, "recruiter", &["run"]);
+        let said = recruiter(&database, &["graph", "wait", graph, "--timeout", "2m"]);
+        assert_eq!(said.code, 3, "{} {}", said.out, said.err);
+    }
 }

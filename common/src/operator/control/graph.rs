@@ -32,7 +32,7 @@ use crate::{
     hints::Hint,
     job::{
         FinishReason, Job, JobState, Stage, StoredJob,
-        edge::{Edge, NOT_NEEDED, edges_of},
+        edge::{Edge, edges_of},
     },
     mongo::{StoreError, batch::Batches, cut},
 };
@@ -99,7 +99,7 @@ impl Control {
         loop {
             let jobs = patiently(async || self.store.graph(graph).await).await?;
             marked.extend(jobs.iter().filter(|job| job.is_retrying).map(|job| job.id));
-            let failed: HashSet<JobId> = jobs.iter().filter(|job| is_to_repeat(job)).map(|job| job.id).collect();
+            let failed: HashSet<JobId> = jobs.iter().filter(|job| job.is_to_repeat()).map(|job| job.id).collect();
             let wanted = wanted.get_or_insert_with(|| failed.clone());
             let left = |job: &JobId| failed.contains(job) && wanted.contains(job) && !outcomes.contains_key(job);
             let left: Vec<JobId> = jobs.iter().map(|job| job.id).filter(left).collect();
@@ -239,12 +239,6 @@ struct Begun {
     /// The jobs that have got its note.
     notes: Vec<JobId>,
     is_given_up: bool,
-}
-
-/// Whether a retry of the graph enqueues this job again.
-fn is_to_repeat(job: &GraphJob) -> bool {
-    let has_failed = matches!(job.state, Stage::Failed | Stage::Cancelled) && !job.is_retried;
-    has_failed && job.failure.as_ref().is_none_or(|(class, _)| class != NOT_NEEDED)
 }
 
 /// The new jobs of one pass. A job that is refused is taken out of it: those that wait for it wait for the old one, which has failed.
