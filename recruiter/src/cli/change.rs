@@ -29,6 +29,7 @@ use super::{
     exit::usage,
     filter::{FilterArgs, check_reason},
     output::{Format, json_line, moment, printable},
+    presence::{Needs, STORED, warn_of_unmet},
 };
 
 /// Maximum number of unchanged jobs that are listed by id. All of them are counted.
@@ -195,9 +196,12 @@ pub(crate) async fn run(
             bail!("not confirmed; nothing was changed");
         }
     }
-    let (mut named, json) = (0, args.format.json);
+    let (mut named, mut written, json) = (0, Vec::new(), args.format.json);
     let report = walk(&store, change, args.dry_run, &filter, shutdown, |changed, bar| {
         for (job, changed) in changed {
+            if written.len() < STORED {
+                written.extend(has_new_needs(change, *job, changed));
+            }
             if json {
                 write_json(out, *job, changed, args.dry_run)?;
             } else if is_failure(changed) && named < NAMED {
@@ -218,6 +222,7 @@ pub(crate) async fn run(
         writeln!(out, "{}{told}", if args.dry_run { "(dry run) " } else { "" })?;
     }
     out.flush()?;
+    warn_of_unmet(&store, &Needs::of_stored(&store, &written).await).await;
     if report.is_stopped {
         return Err(anyhow!("stopped by a signal; repeat the command to continue with the rest").context(Exit::Aborted));
     }
@@ -240,10 +245,11 @@ async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, Connec
 
 /// Changes each job separately. A failed job does not stop the others.
 async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &mut impl Write) -> anyhow::Result<()> {
-    let mut refused = 0;
+    let (mut refused, mut written) = (0, Vec::new());
     for (job, changed) in store.control(args.dry_run).change(change, &args.ids).await? {
         let failed = matches!(changed, Changed::Refused(_));
         refused += usize::from(failed);
+        written.extend(has_new_needs(change, job, &changed));
         if args.format.json {
             write_json(out, job, &changed, args.dry_run)?;
         } else if failed {
@@ -253,9 +259,19 @@ async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &m
             writeln!(out, "{job}: {}{}", if args.dry_run { "(dry run) " } else { "" }, message(&changed, args.dry_run))?;
         }
     }
+    warn_of_unmet(store, &Needs::of_stored(store, &written).await).await;
     match refused {
         0 => Ok(()),
         refused => bail!("{refused} of {} jobs could not be {}", args.ids.len(), participle(change)),
+    }
+}
+
+/// The job that was written with a new group or another policy, which perhaps no worker has.
+fn has_new_needs(change: &Change, job: JobId, changed: &Changed) -> Option<JobId> {
+    match (change, changed) {
+        (Change::Retry { with, .. }, Changed::EnqueuedAgain { new, .. }) if !with.is_empty() => *new,
+        (Change::Alter(_), Changed::Altered) => Some(job),
+        _ => None,
     }
 }
 

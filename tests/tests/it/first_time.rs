@@ -145,6 +145,8 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
     let schedules = dir.path().join("schedules.toml");
     fs::write(&schedules, "namespace = \"n\"\n[schedules.s]\nevery = \"1d\"\njob = { class = \"Unit\", limits = [\"scaner\"] }\n").unwrap();
     let scaner = "warning: there is no limit `scaner`; the job waits until `recruiter limits set scaner` defines it";
+    let [waits, ended] = [JobId::new(), JobId::new()].map(|id| id.to_string());
+    let (waits, ended) = (waits.as_str(), ended.as_str());
     for (args, expected) in [
         (&["enqueue", "--class", "Unit", "--limit", "scaner"][..], &[scaner][..]),
         (&["enqueue", "--class", "Unit", "--limit", "customer:17", "--retry", "3"], &[]),
@@ -156,6 +158,14 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
         (&["graph", "enqueue", file.to_str().unwrap()], &[scaner, "warning: no running worker has the class `nosuch`"]),
         (&["schedules", "apply", schedules.to_str().unwrap()], &[scaner]),
         (&["consumers", "set", "c", "--topic", "t", "--job", r#"{"class": "Unit", "limits": ["scaner"]}"#], &[scaner]),
+        (&["enqueue", "--class", "Nothing", "--id", waits, "--after", "1h"], &["no running worker has the class `Nothing`"]),
+        (&["jobs", "change", waits, "--to-group", "g"], &["warning: no running worker has the class `Nothing`"]),
+        (&["enqueue", "--class", "Unit", "--id", ended, "--after", "1h"], &[]),
+        (&["jobs", "cancel", ended], &[]),
+        (
+            &["jobs", "retry", "--why", "cancelled", "--yes", "--retry-policy", r#"{"class": "Mine"}"#, "--custom-policy"],
+            &["works on the group `generic` knows the retry policy `Mine`; the job waits until one does"],
+        ),
     ] {
         let said = recruiter(&database, args);
         assert_eq!(said.code, 0, "{args:?}: {}", said.err);
