@@ -67,7 +67,7 @@ pub enum EnqueueError {
     #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
     Date,
     /// The job would expire before it is due.
-    #[error("the job would expire before it is due: give a later `expires_at`, or an earlier due date")]
+    #[error("the job would expire before it is due: let it expire later, or be due earlier")]
     ExpiresTooEarly,
     /// An expiry that some programming languages cannot read.
     #[error("the job would expire outside of the years 1 to 9999: give an earlier date or a shorter time")]

@@ -196,6 +196,7 @@ async fn an_error_names_the_flag_or_the_name_that_was_written() {
     enqueue(&["--retry", "often"], "`often` is neither a number of retries nor a retry policy");
     enqueue(&["--retry", r#"{"class": "Mine"}"#, "--backoff"], "--retry-delay and --backoff are for --retry N");
     enqueue(&["--retry", "3", "--backoff", "--retry-delay", "0s"], "--retry-delay 0s is not possible: give 1ms to 100 years");
+    enqueue(&["--after", "5m", "--expires-after", "1m"], "would expire before it is due: let it expire later, or be due earlier");
     enqueue(&["--backoff"], "--retry-delay and --backoff need --retry N");
     check(&["limits", "set", "printer", "--capacity", "two"], 2, "'two' for '--capacity <N>'");
     check(&["publish", "T", "17"], 2, "the content of a message must be a JSON object");
