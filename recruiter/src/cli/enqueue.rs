@@ -6,7 +6,6 @@ use anyhow::anyhow;
 use bson::Document;
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
-    ExponentialBackoff, RetryManyTimes,
     enqueue::{EnqueueError, Outcome},
     exit::Exit,
     flags::name_of_text,
@@ -16,7 +15,7 @@ use recruiter_common::{
     shutdown::Shutdown,
     spec::{
         Classes, InvalidSpec, JobSpec, Reaction, UniqueSpec, Until, duration_of_text, id_of_text, instant_of_text, items_of_text,
-        parameters_of_text, policy_of_text,
+        parameters_of_text,
     },
     store::{ConnectArgs, Store},
 };
@@ -27,11 +26,9 @@ use super::{
     import::{Import, Lines, job_of, write_ids},
     output::Format,
     presence::{Needs, warn_of_unmet},
+    retries::{self, Retries, retry_of_text},
     wait::until_ended,
 };
-
-/// The wait of `--retry N`, if none is given.
-const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// The arguments of `enqueue`. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
@@ -121,21 +118,6 @@ struct Description {
     files: Vec<NewFile>,
 }
 
-/// What `--retry` gives.
-#[derive(Clone, Debug)]
-enum Retries {
-    Times(u32),
-    Policy(StoredPolicy),
-}
-
-fn retry_of_text(text: &str) -> Result<Retries, InvalidSpec> {
-    if text.trim_start().starts_with('{') {
-        return policy_of_text(text).map(Retries::Policy);
-    }
-    let wrong = || format!("`{text:.80}` is neither a number of retries nor a retry policy {{\"class\": …, \"parameters\": …}}");
-    text.parse().map(Retries::Times).map_err(|_| InvalidSpec::of_text(wrong()))
-}
-
 /// Parameters of the items of a bundle. The type makes clap treat the list as one value of one flag.
 #[derive(Clone, Debug)]
 struct Items(Vec<Document>);
@@ -164,24 +146,7 @@ impl Description {
     /// # Errors
     /// When the delay is too long, or is given for a policy that has its own.
     fn retry_policy(&self) -> anyhow::Result<Option<StoredPolicy>> {
-        let delay = self.retry_delay.unwrap_or(RETRY_DELAY);
-        let policy = match &self.retry_policy {
-            None if self.retry_delay.is_some() || self.backoff => return Err(usage("--retry-delay and --backoff need --retry N")),
-            None => return Ok(None),
-            Some(Retries::Policy(_)) if self.retry_delay.is_some() || self.backoff => {
-                return Err(usage("--retry-delay and --backoff are for --retry N; a retry policy as JSON has them among its parameters"));
-            }
-            Some(Retries::Policy(policy)) => Ok(policy.clone()),
-            Some(Retries::Times(times)) if self.backoff => ExponentialBackoff::new(*times, delay).map(|policy| StoredPolicy::from(&policy)),
-            Some(Retries::Times(times)) => RetryManyTimes::new(*times, delay).map(|policy| StoredPolicy::from(&policy)),
-        };
-        policy.map(Some).map_err(|_| {
-            usage(format!(
-                "--retry-delay {} is not possible: give 1ms to 100 years{}",
-                humantime::format_duration(delay),
-                if self.backoff { "" } else { ", or 0s" }
-            ))
-        })
+        retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)
     }
 }
 

@@ -26,6 +26,7 @@
 //! | `stats` | `stats`: queue depth, throughput, latency |
 //! | `schedules` | `schedules list`, `show`, `apply`, `pause`, `resume`, `run`, `remove` |
 //! | `schedules_file` | the file of `schedules apply` |
+//! | `retries` | `--retry N` or a policy, of `enqueue` and `jobs retry` |
 //! | `presence` | the leading recruiter, and what the workers can do |
 //! | `output` | tables, JSON lines, safe text |
 //! | `exit` | how a command ends |
@@ -48,6 +49,7 @@ mod limits;
 mod messages;
 pub mod output;
 mod presence;
+mod retries;
 mod revise;
 mod roster;
 mod schedules;

@@ -1,14 +1,19 @@
 //! The flags of `recruiter jobs retry` that give the retried jobs new content.
 
+use std::time::Duration;
+
 use bson::Document;
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
     control::{InvalidRevision, Revision},
-    job::{Priority, StoredPolicy},
-    spec::{UnknownPolicies, parameters_of_text, policy_of_text},
+    job::Priority,
+    spec::{UnknownPolicies, duration_of_text, parameters_of_text},
 };
 
-use super::exit::usage;
+use super::{
+    exit::usage,
+    retries::{self, Retries, retry_of_text},
+};
 
 /// The new content of retried jobs.
 #[derive(Args, Clone, Debug)]
@@ -17,9 +22,15 @@ pub(crate) struct NewContent {
     /// Merge this JSON object into the parameters (of each item of a bundle); null removes a field
     #[arg(long, env = "RECRUITER_JOBS_RETRY_SET", value_name = "JSON", value_parser = parameters_of_text)]
     set: Option<Document>,
-    /// New retry policy, as for `recruiter enqueue`
-    #[arg(long, alias = "retry", env = "RECRUITER_JOBS_RETRY_POLICY", value_name = "JSON", value_parser = policy_of_text)]
-    retry_policy: Option<StoredPolicy>,
+    /// New number of retries, or new retry policy as JSON, as for `recruiter enqueue`
+    #[arg(long = "retry", alias = "retry-policy", env = "RECRUITER_JOBS_RETRY_POLICY", value_name = "N|JSON", value_parser = retry_of_text)]
+    retry_policy: Option<Retries>,
+    /// With `--retry N`: the wait before each retry [default: 10s]
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_DELAY", value_name = "DURATION", value_parser = duration_of_text)]
+    retry_delay: Option<Duration>,
+    /// With `--retry N`: each wait is twice as long as the one before
+    #[arg(long, env = "RECRUITER_JOBS_RETRY_BACKOFF", value_parser = BoolishValueParser::new())]
+    backoff: bool,
     /// Accept a retry policy that only your workers know, not this program
     #[arg(long, env = "RECRUITER_JOBS_RETRY_CUSTOM_POLICY", value_parser = BoolishValueParser::new())]
     custom_policy: bool,
@@ -36,7 +47,7 @@ impl NewContent {
     /// When a value is not valid.
     pub(crate) fn revision(self) -> anyhow::Result<Revision> {
         let mut revision = Revision::default().set(self.set.unwrap_or_default());
-        if let Some(policy) = self.retry_policy {
+        if let Some(policy) = retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)? {
             let unknown = if self.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
             revision = revision.retry_policy(policy, unknown).map_err(|problem| match &problem {
                 InvalidRevision::Policy(policy) if policy.is_unknown_policy() => {

@@ -243,6 +243,12 @@ async fn retries_are_given_as_numbers() {
     };
     assert_same(&policy(&["--retry", "5", "--retry-delay", "10s", "--backoff"]).await, &doubled);
     assert_same(&policy(&["--retry-policy", &doubled.to_string()]).await, &doubled);
+    let id = NewJob::of_class("b", doc! {}).enqueue(&store).await.unwrap().id.to_string();
+    for args in [&["jobs", "cancel", &id][..], &["jobs", "retry", &id, "--retry", "5", "--retry-delay", "10s", "--backoff"]] {
+        let said = recruiter(&database, args);
+        assert_eq!(said.code, 0, "{}", said.err);
+    }
+    assert_same(only(&database, "scheduled", doc! { "workable.class": "b" }).await.get_document("retry_policy").unwrap(), &doubled);
 
     let id = Unit.as_job().priority(7).enqueue(&store).await.unwrap().id;
     assert_eq!(only(&database, "scheduled", doc! { "_id": id }).await.get_i32("priority").ok(), Some(7));
