@@ -80,9 +80,16 @@ impl Stage {
             JobState::Scheduled { .. } => Self::Queued,
             JobState::Started { .. } if job.cancel_requested => Self::Cancelling,
             JobState::Started { .. } => Self::Running,
-            JobState::Archived { why } if *why == FinishReason::DONE => Self::Done,
-            JobState::Archived { why } if *why == FinishReason::CANCELLED => Self::Cancelled,
-            JobState::Archived { .. } => Self::Failed,
+            JobState::Archived { why } => Self::of_end(why),
+        }
+    }
+
+    /// The stage of a job that has ended with this reason.
+    pub fn of_end(why: &FinishReason) -> Self {
+        match why.as_str() {
+            "done" => Self::Done,
+            "cancelled" => Self::Cancelled,
+            _ => Self::Failed,
         }
     }
 }

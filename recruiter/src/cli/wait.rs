@@ -10,7 +10,7 @@ use bson::{Bson, Document, doc};
 use recruiter_common::{
     exit::Exit,
     ids::JobId,
-    job::FinishReason,
+    job::{FinishReason, Stage},
     store::{ConnectArgs, Store, StoredJob, lossy},
     wait::WaitError,
 };
@@ -52,7 +52,10 @@ pub(super) async fn until_ended(
                 return Err(gone.into());
             }
             if format.json {
-                json_line(out, doc! { "id": id.to_string(), "why": FinishReason::DONE.as_str(), "result": Bson::Null, "kept": false })?;
+                json_line(
+                    out,
+                    doc! { "id": id.to_string(), "state": Stage::Done.word(), "why": FinishReason::DONE.as_str(), "result": Bson::Null, "kept": false },
+                )?;
             } else {
                 writeln!(std::io::stderr(), "{id} succeeded; nothing of it is kept")?;
             }
@@ -83,7 +86,8 @@ fn write_end(id: JobId, stored: &StoredJob, format: Format, out: &mut impl Write
     let result = document.get("result").cloned().unwrap_or(Bson::Null);
     let failure = if is_done { None } else { failure_in(&document) };
     if format.json {
-        let mut line = doc! { "id": id.to_string(), "why": why };
+        let state = Stage::of_end(&FinishReason::custom(why)).word();
+        let mut line = doc! { "id": id.to_string(), "state": state, "why": why };
         match &failure {
             None => drop(line.insert("result", result)),
             Some(failure) => drop(line.insert("failure", failure.clone())),

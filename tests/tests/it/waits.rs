@@ -245,11 +245,12 @@ async fn the_command_ends_with_the_end_of_the_job() {
     let said = enqueue(0, &[]);
     assert_eq!((said.code, said.out.as_str()), (0, "8\n"), "{}", said.err);
     let said = enqueue(0, &["--json"]);
-    assert_eq!(said.objects()[0]["result"], 8);
+    assert!(said.objects()[0]["result"] == 8 && said.objects()[0]["state"] == "done", "{}", said.out);
     let id = said.objects()[0]["id"].as_str().unwrap().to_owned();
     let said = enqueue(1, &["--json"]);
     assert_eq!(said.code, 3, "{}", said.err);
     assert!(said.out.contains("planned") && said.err.contains("not yet"), "{} {}", said.out, said.err);
+    assert_eq!(said.objects()[0]["state"], "failed");
     let said = enqueue(0, &["--timeout", "1s", "--after", "1h"]);
     assert_eq!(said.code, 124, "{}", said.err);
     let said = enqueue(0, &["--keep", "failures"]);
