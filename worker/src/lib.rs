@@ -124,7 +124,7 @@ pub use crate::{
     workable::{BlockingExecutable, Executable},
 };
 use crate::{
-    engine::{dependencies::Dependencies, memory, source::Source},
+    engine::{dependencies::Dependencies, memory, outliving::Outliving, source::Source},
     event::Listener,
     layer::Layers,
     registry::{Asynchronous, Blocking, Registry},
@@ -371,8 +371,21 @@ impl Worker {
         let pools = self.pools;
         let Self { registry, policies, layers, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
-        let dependencies =
-            Dependencies { store, heartbeat_store, config, process, registry, policies, layers, listener, source, notifier, watchdog };
+        let outliving = Outliving::default();
+        let dependencies = Dependencies {
+            store,
+            heartbeat_store,
+            config,
+            process,
+            registry,
+            policies,
+            layers,
+            listener,
+            source,
+            outliving,
+            notifier,
+            watchdog,
+        };
         let ended = as_task(engine::run(Arc::new(dependencies), shutdown)).await;
         #[cfg(feature = "process")]
         futures_util::future::join_all(pools.iter().map(|pool| pool.close())).await;

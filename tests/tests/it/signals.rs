@@ -238,6 +238,26 @@ async fn a_worker_says_once_that_no_recruiter_leads_and_when_one_does() {
     assert_eq!(said("a recruiter leads again"), 1, "{}", worker.stderr());
 }
 
+/// Which a stop would interrupt.
+#[tokio::test]
+async fn a_worker_warns_once_of_a_class_whose_jobs_often_outlive_the_grace() {
+    let database = TestDatabase::new().await;
+    let _recruiter = Process::on(&database, "recruiter", &["run"]);
+    let mut worker = Process::on(&database, "recruiter-worker", &["--builtins", "--grace", "100ms"]);
+    for _ in 0..5 {
+        let long = enqueue(&database, "sleep", doc! { "ms": 300 }).await;
+        archived(&database, long).await;
+    }
+    worker.terminate();
+    assert!(worker.wait_exit(SOON).await.success());
+    let said = worker.stderr();
+    let warnings: Vec<&str> = said.lines().filter(|line| line.contains("often run longer than the grace")).collect();
+    assert_eq!(warnings.len(), 1, "{said}");
+    for named in ["sleep", "--grace", "service manager", "checkpoint"] {
+        assert!(warnings[0].contains(named), "{said}");
+    }
+}
+
 /// Final failures are logged as warnings, and numbers are logged as numbers.
 #[tokio::test]
 async fn logs_tell_final_failures_from_others_and_numbers_from_text() {

@@ -10,7 +10,7 @@ use recruiter_common::{
     store::{ProcessIdentity, Store},
 };
 
-use super::source::Source;
+use super::{outliving::Outliving, source::Source};
 use crate::{config::WorkerConfig, event::Listener, layer::Layers, panics::guarded, registry::Registry};
 
 /// What all sessions of a worker process use.
@@ -26,6 +26,7 @@ pub(crate) struct Dependencies {
     pub(crate) listener: Option<Arc<Listener>>,
     /// Where the jobs come from.
     pub(crate) source: Source,
+    pub(crate) outliving: Outliving,
     pub(crate) notifier: Notifier,
     /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,

@@ -11,6 +11,7 @@
 //! | `lease` | how long this worker may start jobs; its heartbeat |
 //! | `held` | the jobs that a session holds, and the phase of each |
 //! | `dependencies` | what all sessions of a process use |
+//! | `outliving` | which classes often outlive the grace period |
 //! | `source` | where the jobs come from: the roster, or this process |
 //! | `record` | what is recorded about ends, and the task that writes it |
 //!
@@ -21,6 +22,7 @@ mod drain;
 mod environment;
 mod held;
 mod lease;
+pub(crate) mod outliving;
 mod record;
 mod run;
 mod session;

@@ -1,8 +1,11 @@
 //! Where a job is executed: in a slot of a session, or alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
 
-use recruiter_common::{ids::JobId, instant::Instant, store::Store};
+use recruiter_common::{ids::JobId, instant::Instant, store::Store, telemetry::milliseconds};
 
 use super::{deadline, snooze};
 use crate::{
@@ -62,15 +65,25 @@ impl<'a> Place<'a> {
         self.now()
     }
 
-    /// Executes the workable of a job or of an item within its limits.
+    /// Executes the workable of a job or of an item within its limits. Warns if a stop would often interrupt such a job.
     pub(super) async fn execute(self, workable: Arc<dyn Ready>, context: &Arc<Context>, limit: Option<Duration>) -> Result<Done, NotDone> {
         let (layers, time_limit) = match self {
             Self::Session(environment) => (&environment.dependencies.layers, environment.dependencies.config.time_limit),
             Self::Alone(alone) => (&alone.worker.layers, None),
         };
+        let began = Monotonic::now();
         let ended = snooze::capped(deadline::execute(workable, context, limit.or(time_limit), layers).await, &context.job);
-        if let (Err(NotDone::NoResources(failure)), Self::Session(environment)) = (&ended, self) {
+        let Self::Session(environment) = self else { return ended };
+        if let Err(NotDone::NoResources(failure)) = &ended {
             environment.held.note_shortage(&failure.message);
+        }
+        let grace = environment.dependencies.config.grace;
+        if environment.dependencies.outliving.note(&context.job.class, began.elapsed() > grace) {
+            tracing::warn!(
+                job.class = context.job.class,
+                grace_ms = milliseconds(grace),
+                "jobs of this class often run longer than the grace, so that a stop interrupts them: raise --grace and the time that the service manager waits, or let the jobs be shorter or continue from a checkpoint"
+            );
         }
         ended
     }
