@@ -68,6 +68,24 @@ def snoozes(parameters, job):
     if job.attempt == 1:
         raise Snooze(0.05, "too early")
 
+@job("times")
+def times(parameters, job):
+    if parameters.get("late"):
+        raise Snooze(time.time() * 1000)
+    refused = []
+    for nan in [float("nan"), decimal.Decimal("NaN")]:
+        for call in [Snooze, job.extend, lambda after: Failed("", retry_after=after), lambda after: GiveUp("", retry_after=after)]:
+            try:
+                call(nan)
+            except ValueError as error:
+                refused.append(str(error))
+    job.extend(-5)
+    if job.attempt == 1:
+        raise Snooze(-0.5)
+    if job.attempt == 2:
+        raise Failed("at once", retry_after=-1)
+    return refused
+
 @job("odd")
 def odd(parameters, job):
     job.log(5)
@@ -149,6 +167,22 @@ job('fails', async (parameters, job) => {
 job('gives-up', () => { throw new GiveUp('no such customer', { errorClass: 'NoCustomer' }); });
 job('snoozes', (parameters, job) => { if (job.attempt === 1) throw new Snooze(0.05); });
 job('raises', () => undefined.absent);
+job('times', ({ late }, job) => {
+  if (late) throw new Snooze(Date.now());
+  const refused = [];
+  const failures = [Failed, GiveUp].map((failure) => (retryAfter) => new failure('', { retryAfter }));
+  for (const call of [(after) => new Snooze(after), (after) => job.extend(after), ...failures]) {
+    try {
+      call(NaN);
+    } catch (error) {
+      refused.push(error.message);
+    }
+  }
+  job.extend(-5);
+  if (job.attempt === 1) throw new Snooze(-0.5);
+  if (job.attempt === 2) throw new Failed('at once', { retryAfter: -1 });
+  return refused;
+});
 job('odd', (parameters, job) => {
   job.log(5);
   job.log(HALF);
@@ -219,8 +253,11 @@ for line in sys.stdin:
 "#;
 
 /// The classes of both.
-const CLASSES: [&str; 11] =
-    ["echo", "fails", "raises", "gives-up", "snoozes", "waits", "dies", "odd", "gives-up-oddly", "no-json", "values"];
+const CLASSES: [&str; 12] =
+    ["echo", "fails", "raises", "gives-up", "snoozes", "times", "waits", "dies", "odd", "gives-up-oddly", "no-json", "values"];
+
+/// The latest date, the end of the year 9999.
+pub(super) const LATEST_MS: i64 = 253_402_300_799_999;
 
 struct Setting {
     database: TestDatabase,
@@ -310,6 +347,7 @@ async fn the_client_does_what_its_documentation_says(setting: &Setting) {
     assert_eq!(end_of(&setting.run("gives-up", doc! {}).await), ("gave-up", "NoCustomer", "no such customer"));
     let snoozed = setting.run("snoozes", doc! {}).await;
     assert_eq!((snoozed.get_str("why").unwrap(), number(&snoozed, "interruptions")), ("done", 1));
+    times_are_as_documented(setting).await;
     let raised = setting.run("raises", doc! {}).await;
     assert_eq!(raised.get_str("why").unwrap(), "tried-too-many-times");
     let last = raised.get_document("last_execution").unwrap();
@@ -326,6 +364,20 @@ async fn the_client_does_what_its_documentation_says(setting: &Setting) {
     assert_eq!(end_of(&died).0, "tried-too-many-times");
     assert!(end_of(&died).2.ends_with("out of cheese"), "{died}");
     assert_eq!(setting.run("echo", doc! {}).await.get_str("why").unwrap(), "done", "in another process");
+}
+
+/// NaN is an error of the call, below zero is zero, and beyond the latest date is the latest date.
+async fn times_are_as_documented(setting: &Setting) {
+    let late = setting.enqueue("times", doc! { "late": true }).await;
+    let times = setting.run("times", doc! {}).await;
+    assert_eq!((times.get_str("why").unwrap(), number(&times, "interruptions"), number(&times, "attempts")), ("done", 1, 3), "{times}");
+    let refused = times.get_array("result").unwrap();
+    assert!([4, 8].contains(&refused.len()) && refused.iter().all(|said| said.as_str().unwrap().contains("NaN")), "{times}");
+    assert!(!times.contains_key("log"), "nothing was ignored: {times}");
+    let waits = doc! { "_id": late, "locked": false, "interruptions": 1 };
+    let waits = async || setting.database.raw("scheduled").find_one(waits.clone()).await.unwrap();
+    let waits: Document = wait_for(SOON, "it waits", waits).await;
+    assert_eq!(waits.get_datetime("scheduled_at").unwrap().timestamp_millis(), LATEST_MS);
 }
 
 /// Neither the process nor an attempt.

@@ -25,6 +25,7 @@ let isRunning = false;
 class Failed extends Error {
   constructor(message, { errorClass, retryAfter } = {}) {
     super(textOf(message));
+    refuseNaN(retryAfter);
     this.name = this.constructor.name;
     this.errorClass = errorClass;
     this.retryAfter = retryAfter;

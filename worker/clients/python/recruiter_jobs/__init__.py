@@ -57,6 +57,7 @@ class Failed(Exception):
 
     def __init__(self, message: str, error_class: Optional[str] = None, retry_after: Optional[float] = None) -> None:
         super().__init__(message)
+        _refuse_nan(retry_after)
         self.error_class = error_class
         self.retry_after = retry_after
 
@@ -289,7 +290,11 @@ def _number(value: Any) -> Union[int, float, str]:
 
 
 def _refuse_nan(seconds: Any) -> None:
-    if isinstance(seconds, float) and math.isnan(seconds):
+    is_nan = False
+    with contextlib.suppress(Exception):
+        # Also that of `Decimal` and of numpy.
+        is_nan = math.isnan(seconds)
+    if is_nan:
         raise ValueError("a time is a number of seconds, and not NaN")
 
 
