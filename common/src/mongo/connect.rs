@@ -744,7 +744,12 @@ fn check_tls_files(options: &ClientOptions) -> Result<(), ConnectError> {
         let Some(file) = file else { continue };
         let refused = |problem: String| ConnectError::UriOption { option: option.into(), remedy: format!("{}: {problem}", file.display()) };
         let text = std::fs::read(file).map_err(|error| refused(format!("it cannot be read ({error})")))?;
-        if !String::from_utf8_lossy(&text).contains(needs) {
+        let text = String::from_utf8_lossy(&text);
+        // A key with a password, in either of two formats.
+        if ["BEGIN ENCRYPTED", "Proc-Type: 4,ENCRYPTED"].iter().any(|encrypted| text.contains(encrypted)) {
+            return Err(refused(uri::DECRYPT.into()));
+        }
+        if !text.contains(needs) {
             return Err(refused(format!("the file has no line with `{needs}`: write a file in the format PEM that has it")));
         }
     }

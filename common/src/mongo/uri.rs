@@ -13,7 +13,7 @@ pub(crate) struct Ignored {
 }
 
 /// The options that the driver knows, except those of [`IGNORED`].
-const KNOWN: [&str; 34] = [
+const KNOWN: [&str; 33] = [
     "appname",
     "authmechanism",
     "authmechanismproperties",
@@ -43,7 +43,6 @@ const KNOWN: [&str; 34] = [
     "tlsallowinvalidcertificates",
     "tlscafile",
     "tlscertificatekeyfile",
-    "tlscertificatekeyfilepassword",
     "tlsinsecure",
     "w",
     "waitqueuetimeoutms",
@@ -66,8 +65,12 @@ const IGNORED: [(&str, &str); 10] = [
     ("tlsdisableocspendpointcheck", "Recruiter asks no OCSP server"),
 ];
 
+/// What to do with a key that has a password.
+pub(super) const DECRYPT: &str = "Recruiter cannot read an encrypted key: decrypt it (openssl pkey -in FILE -out KEY), write the certificate and this key into one file that only Recruiter's user may read, and name it in tlsCertificateKeyFile";
+
 /// Options that cannot be ignored, and what to do instead.
 const REFUSED: [(&str, &str); 9] = [
+    ("tlscertificatekeyfilepassword", DECRYPT),
     (
         "tlsallowinvalidhostnames",
         "give the server a certificate with the name of the host; in a test, write tlsAllowInvalidCertificates=true",
@@ -156,6 +159,7 @@ mod tests {
             ("authMechanisms=x", "correct or remove it"),
             ("proxyHost=x", "tunnel"),
             ("collectionPrefix=jobs_", "--collection-prefix"),
+            ("tlsCertificateKeyFilePassword=x", "openssl pkey"),
         ] {
             let problem = without_foreign_options(&format!("mongodb://h/jobs?{option}")).expect_err(option).to_string();
             assert!(problem.contains(remedy) && !problem.contains("similar"), "{problem}");
