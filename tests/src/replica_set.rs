@@ -62,6 +62,11 @@ impl ReplicaSet {
         this
     }
 
+    /// `host:port` of a member, without a proxy. The set names another one.
+    pub fn address(&self, member: usize) -> String {
+        format!("127.0.0.1:{}", self.members[member].port())
+    }
+
     /// The process id of a member.
     pub fn pid(&self, member: usize) -> u32 {
         self.members[member].pid()
@@ -93,7 +98,7 @@ impl ReplicaSet {
     }
 
     async fn command_within(&self, within: Duration, member: usize, command: Document) -> Result<Document> {
-        let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", self.members[member].port());
+        let uri = format!("mongodb://{}/?directConnection=true", self.address(member));
         let mut options = ClientOptions::parse(uri).await?;
         options.connect_timeout = Some(within);
         options.server_selection_timeout = Some(within);

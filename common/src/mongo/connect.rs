@@ -24,6 +24,7 @@ use std::{
 };
 
 use bson::{Document, doc};
+use futures_util::future::join_all;
 use mongodb::{
     ClientSession, Database, ServerType,
     error::{Error, ErrorKind},
@@ -33,6 +34,7 @@ use mongodb::{
         SelectionCriteria, ServerAddress, Tls, TlsOptions, TransactionOptions, WriteConcern,
     },
 };
+use tokio::time::timeout;
 
 /// The database if the connection string names none.
 pub const DEFAULT_DATABASE: &str = "recruiter";
@@ -653,7 +655,7 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
                         return Err(ConnectError::Standalone { hosts });
                     }
                     _ => {
-                        let problem = match unresolved(&alone).await {
+                        let problem = match problem_of_members(&alone, &options).await {
                             Some(problem) => Some(problem),
                             None => tls_problem(&options, &failure).await,
                         };
@@ -670,21 +672,25 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
     }
 }
 
-/// The members of the replica set whose names this machine cannot resolve, if a member answers and its set names them.
-async fn unresolved(alone: &Document) -> Option<String> {
-    let members = alone.get_array("hosts").ok()?.iter().filter_map(bson::Bson::as_str);
-    let mut unknown = Vec::new();
-    for member in members {
-        if tokio::net::lookup_host(member).await.is_err() {
-            unknown.push(member);
-        }
-    }
-    (!unknown.is_empty()).then(|| {
-        format!(
-            "the server answers, but its replica set names its members {}, which this machine cannot resolve; make these names known to this machine (DNS, /etc/hosts), or write directConnection=true in MONGODB_URI to use only the server that it names",
-            unknown.join(",")
-        )
-    })
+/// Why the driver, which connects to the members that a replica set names, finds no primary although a server answers: this machine
+/// cannot resolve some of these names, or none of them is the address that was asked.
+async fn problem_of_members(alone: &Document, options: &ClientOptions) -> Option<String> {
+    let members: Vec<&str> = alone.get_array("hosts").ok()?.iter().filter_map(bson::Bson::as_str).collect();
+    let found = members.iter().map(|member| timeout(ATTEMPT_LIMIT, tokio::net::lookup_host(*member)));
+    let found = join_all(found).await.into_iter().map(|found| found.is_ok_and(|found| found.is_ok()));
+    let unknown: Vec<&str> = members.iter().zip(found).filter(|(_, is_found)| !is_found).map(|(member, _)| *member).collect();
+    let asked = options.hosts.first()?.to_string();
+    let (members, remedy) = if !unknown.is_empty() {
+        (unknown, "which this machine cannot resolve; make these names known to this machine (DNS, /etc/hosts)")
+    } else if options.direct_connection != Some(true) && !members.iter().any(|member| member.eq_ignore_ascii_case(&asked)) {
+        (members, "where no primary answers this machine; make these addresses reachable from this machine")
+    } else {
+        return None;
+    };
+    Some(format!(
+        "the server answers, but its replica set names its members {}, {remedy}, or write directConnection=true in MONGODB_URI to use only the server that it names",
+        members.join(",")
+    ))
 }
 
 /// What is wrong with TLS, and what to do, if that is why the connection failed.
@@ -808,14 +814,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn members_that_this_machine_cannot_resolve_are_named() {
-        let said = unresolved(&doc! { "hosts": ["127.0.0.1:1", "no-such-host.invalid:27017"] }).await.unwrap_or_default();
+    async fn members_that_this_machine_cannot_reach_are_named() {
+        let asked = async |uri: &str, alone: Document| problem_of_members(&alone, &ClientOptions::parse(uri).await.expect("a URI")).await;
+        let hosts = |hosts: &[&str]| doc! { "hosts": hosts };
+        let said = asked("mongodb://127.0.0.1:1", hosts(&["127.0.0.1:1", "no-such-host.invalid:27017"])).await.unwrap_or_default();
         assert!(
             said.contains("no-such-host.invalid:27017") && said.contains("directConnection=true") && !said.contains("127.0.0.1"),
             "{said}"
         );
-        assert_eq!(unresolved(&doc! { "hosts": ["127.0.0.1:1"] }).await, None);
-        assert_eq!(unresolved(&doc! {}).await, None);
+        let said = asked("mongodb://127.0.0.1:2", hosts(&["127.0.0.1:1"])).await.unwrap_or_default();
+        assert!(said.contains("127.0.0.1:1") && said.contains("directConnection=true"), "{said}");
+        assert_eq!(asked("mongodb://LOCALHOST:1", hosts(&["127.0.0.1:3", "localhost:1"])).await, None);
+        assert_eq!(asked("mongodb://127.0.0.1:2/?directConnection=true", hosts(&["127.0.0.1:1"])).await, None);
+        assert_eq!(asked("mongodb://127.0.0.1:1", doc! {}).await, None);
+    }
+
+    /// What the TLS library has said, as text of its errors.
+    #[test]
+    fn each_problem_of_a_certificate_has_its_remedy() {
+        for (said, remedy) in [
+            ("invalid peer certificate: Expired", Some("renew it")),
+            (
+                "invalid peer certificate: certificate expired: verification time 5 (UNIX), but certificate is not valid after 4",
+                Some("renew it"),
+            ),
+            ("invalid peer certificate: certificate not valid yet: verification time 4", Some("check the clocks")),
+            ("received fatal alert: CertificateRequired", Some("tlsCertificateKeyFile=FILE")),
+            ("received fatal alert: HandshakeFailure", Some("tlsCertificateKeyFile=FILE")),
+            ("invalid peer certificate: UnknownIssuer", Some("tlsCAFile=FILE")),
+            ("invalid peer certificate: BadSignature", Some("tlsCAFile=FILE")),
+            ("invalid peer certificate: certificate not valid for name \"a\"", Some("subject alternative name")),
+            ("invalid peer certificate: NotValidForName", Some("subject alternative name")),
+            ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", Some("only the authority's certificate")),
+            ("Connection refused (os error 111)", None),
+        ] {
+            let found = problem_of_certificate(said);
+            assert_eq!(found.map(|found| remedy.is_some_and(|remedy| found.contains(remedy))), remedy.map(|_| true), "{said}: {found:?}");
+        }
     }
 
     #[test]

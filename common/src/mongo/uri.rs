@@ -69,7 +69,7 @@ const IGNORED: [(&str, &str); 10] = [
 pub(super) const DECRYPT: &str = "Recruiter cannot read an encrypted key: decrypt it (openssl pkey -in FILE -out KEY), write the certificate and this key into one file that only Recruiter's user may read, and name it in tlsCertificateKeyFile";
 
 /// Options that cannot be ignored, and what to do instead.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 10] = [
     ("tlscertificatekeyfilepassword", DECRYPT),
     (
         "tlsallowinvalidhostnames",
