@@ -8,7 +8,7 @@ use mongodb::{
     options::{IndexOptions, ReadConcern},
 };
 use recruiter_common::{
-    Client, Graph, JobId, Pattern,
+    Client, Graph, JobId, OnConflict, Outcome, Pattern, Unique,
     control::{Change, Changed},
     enqueue::NewJob,
     instant::Instant,
@@ -395,7 +395,7 @@ async fn with_a_prefix_jobs_live_in_the_database_of_an_application() {
         noop().enqueue(&own).await.unwrap().id,
         noop().limit("api").enqueue(&own).await.unwrap().id,
         noop().in_line("a").enqueue(&own).await.unwrap().id,
-        noop().unique(recruiter_common::unique::Unique::by_key("k")).enqueue(&own).await.unwrap().id,
+        noop().unique(Unique::by_key("k")).enqueue(&own).await.unwrap().id,
     ];
     let archived = database.raw("jobs_archived");
     let done = async |jobs: &[JobId]| {
@@ -536,19 +536,26 @@ async fn an_index_of_an_operator_with_our_keys_keeps_nothing_from_working() {
 async fn hidden_indexes_keep_nothing_from_working() {
     let database = TestDatabase::new().await;
     let own = store(&database).await;
+    // Each kind of job that has indexes of its own.
     own.prepare_limited_jobs().await.unwrap();
-    let hidden = [
-        ("scheduled", "due_jobs"),
-        ("scheduled", "gated_jobs"),
-        ("roster", "held_permits"),
-        ("schedulers", "schedule_revisions"),
-        ("archived", "archived_by_end"),
-    ];
-    for (collection, name) in hidden {
-        let command = doc! { "collMod": collection, "index": { "name": name, "hidden": true } };
-        database.database().run_command(command).await.unwrap();
+    own.prepare_unique_jobs().await.unwrap();
+    own.prepare_expiring_jobs().await.unwrap();
+    own.publish_message("a.b", &doc! {}).await.unwrap();
+    own.heads_of_lines(&[]).await.unwrap();
+    let first = NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap().id;
+    NewJob::of_class("noop", doc! {}).waits_for(first).enqueue(&own).await.unwrap();
+    let mut hidden = Vec::new();
+    for collection in schema::collection_names() {
+        for name in database.raw(collection).list_index_names().await.unwrap_or_default() {
+            if name != "_id_" {
+                let command = doc! { "collMod": collection, "index": { "name": &name, "hidden": true } };
+                database.database().run_command(command).await.unwrap();
+                hidden.push(name);
+            }
+        }
     }
-    goes_on(&database, &own, &hidden.map(|(_, name)| name), "unhideIndex('due_jobs')").await;
+    assert_eq!(hidden.len(), 15, "{hidden:?}");
+    goes_on(&database, &own, &hidden.iter().map(String::as_str).collect::<Vec<_>>(), "unhideIndex('due_jobs')").await;
 }
 
 /// Processes that start now, and a store that was there before: jobs with and without a limit are done, retention deletes, and commands
@@ -561,7 +568,7 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
     let failed = doc! { "workable": { "class": "old" }, "why": "gave-up", "last_execution": { "ended_at": hours_ago(18) } };
     let kept = doc! { "workable": { "class": "kept" }, "why": "done", "last_execution": { "ended_at": hours_ago(18) } };
     database.raw("archived").insert_many([old, failed, kept]).await.unwrap();
-    let cleaner = ["--prune-every", "200ms", "--keep-archived", "1d", "--keep-failures", "12h"];
+    let cleaner = ["--prune-every", "200ms", "--keep-archived", "1d", "--keep-failures", "12h", "--sweep-every", "200ms"];
     let system = System::start(database, Setup { cleaner: &cleaner, ..Setup::default() });
     let mut jobs = Vec::new();
     for number in 0..20 {
@@ -570,6 +577,7 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
     }
     let done = async || database.raw("archived").count_documents(doc! { "_id": { "$in": &jobs }, "why": "done" }).await.unwrap() == 20;
     wait_until(SOON, "all jobs are done", done).await;
+    each_other_kind_ends(database).await;
     let pruned = async || database.raw("archived").count_documents(doc! { "workable.class": "old" }).await.unwrap() == 0;
     wait_until(SOON, "the old jobs are deleted", pruned).await;
     assert_eq!(database.raw("archived").count_documents(doc! { "workable.class": "kept" }).await.unwrap(), 1);
@@ -583,6 +591,36 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
     let _ = (before.ungated_groups().await, before.finished(Instant::UNIX_EPOCH).await);
     assert!(before.ungated_groups().await.unwrap().is_empty() && before.gated_groups().await.unwrap().is_empty());
     assert!(before.waiting_lanes().await.unwrap().is_empty());
-    assert_eq!(before.finished(Instant::UNIX_EPOCH).await.unwrap().len(), 21);
+    assert!(before.finished(Instant::UNIX_EPOCH).await.unwrap().len() >= 21);
     system.stop().await;
+}
+
+/// In a line, of a graph, one that expires, one that runs once more, and of a message.
+async fn each_other_kind_ends(database: &TestDatabase) {
+    let (own, noop) = (store(database).await, || NewJob::of_class("noop", doc! {}));
+    let archived = async |what: &str, filter: Document| {
+        wait_until(SOON, what, async || database.raw("archived").count_documents(filter.clone()).await.unwrap() > 0).await;
+    };
+    noop().in_line("l").enqueue(&own).await.unwrap();
+    let second = noop().in_line("l").enqueue(&own).await.unwrap().id;
+    let mut graph = Graph::new();
+    let parent = graph.add(noop());
+    let child = graph.when_all([parent], noop());
+    graph.enqueue(&own).await.unwrap();
+    let nobodys = NewJob::of_class("nobodys", doc! {}).expires_after(std::time::Duration::from_millis(1));
+    let expires = nobodys.enqueue(&own).await.unwrap().id;
+    let once_more = Unique::by_key("k").on_conflict(OnConflict::RunOnceMore);
+    let sleep = |ms: i32| NewJob::of_class("sleep", doc! { "ms": ms }).unique(once_more.clone());
+    let holder = sleep(600_000).enqueue(&own).await.unwrap().id;
+    let runs = doc! { "_id": holder, "locked": true };
+    wait_until(SOON, "it runs", async || database.raw("scheduled").count_documents(runs.clone()).await.unwrap() == 1).await;
+    let successor = sleep(1).enqueue(&own).await.unwrap();
+    assert_eq!(successor.outcome, Outcome::RunsOnceMore);
+    own.control(false).change(&Change::Cancel, &[holder]).await.unwrap();
+    own.consumers().declare("g", [Pattern::new("a.*").unwrap()], noop().tag("message"), From::Now).await.unwrap();
+    own.publish_message("a.b", &doc! {}).await.unwrap();
+    for (job, why) in [(second, "done"), (child, "done"), (expires, "expired"), (holder, "cancelled"), (successor.id, "done")] {
+        archived(why, doc! { "_id": job, "why": why }).await;
+    }
+    archived("the message is a job", doc! { "tags": "message", "why": "done" }).await;
 }
