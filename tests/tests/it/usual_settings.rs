@@ -373,6 +373,8 @@ async fn a_closed_pipe_ends_what_follows() {
     let said = shell(&database, "\"$0\" jobs export --state scheduled | head -n 1", async || {}).await;
     assert_eq!(String::from_utf8_lossy(&said.stdout).lines().count(), 1);
     assert!(said.stderr.is_empty(), "{said:?}");
+    let left = doc! { "_id": "subscribers", "by": { "$nin": [{}, null] } };
+    wait_until(SOON, "no subscription is left", async || count(&database, "metadata", left.clone()).await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
