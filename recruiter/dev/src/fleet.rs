@@ -231,9 +231,8 @@ impl Fleet {
         self.members.iter_mut().filter(|member| member.role == Role::Worker).map(|member| &mut member.process)
     }
 
-    /// Ends all processes cleanly: first the workers, then the cleaner, last the recruiter. Dropping the future ends
-    /// them by force.
-    pub(crate) async fn stop(mut self) {
+    /// Ends all processes cleanly: first the workers, then the cleaner, last the recruiter.
+    pub(crate) async fn stop(&mut self) {
         for role in Role::ALL {
             let mut leaving: Vec<&mut Watched> =
                 self.members.iter_mut().filter(|member| member.role == role).map(|member| &mut member.process).collect();
@@ -316,13 +315,26 @@ impl Installation {
         Err(anyhow::Error::new(ended).context(Exit::Unavailable))
     }
 
-    /// Ends all processes and MongoDB cleanly.
+    /// Ends all processes and MongoDB cleanly; the processes at once, if mongod ends by itself before them.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        if let Some(ended) = self.mongod_ended() {
-            return self.abort(ended).await;
+        let Self { fleet, mongo, .. } = &mut self;
+        let mongod_ends = async {
+            loop {
+                match mongo.ended_by_itself() {
+                    Some(ended) => break ended,
+                    None => pause(LOOK_EVERY).await,
+                }
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            ended = mongod_ends => Some(ended),
+            () = fleet.stop() => None,
+        };
+        match ended.or_else(|| self.mongod_ended()) {
+            Some(ended) => self.abort(ended).await,
+            None => Ok(self.mongo.stop().await?),
         }
-        self.fleet.stop().await;
-        Ok(self.mongo.stop().await?)
     }
 }
 

@@ -160,6 +160,16 @@ async fn people_are_told_how_to_go_on() {
 /// Its processes would wait for MongoDB for long. So it asks them a second time to stop.
 #[tokio::test]
 async fn it_ends_at_once_with_its_mongod() {
+    ends_with_its_mongod(false).await;
+}
+
+/// An orderly stop that has begun is given up.
+#[tokio::test]
+async fn it_ends_at_once_if_it_is_asked_to_when_its_mongod_has_ended() {
+    ends_with_its_mongod(true).await;
+}
+
+async fn ends_with_its_mongod(is_asked: bool) {
     let dir = tempfile::tempdir().unwrap();
     let mut dev = start(dir.path(), &["--json"]);
     uri(&dev).await;
@@ -169,6 +179,9 @@ async fn it_ends_at_once_with_its_mongod() {
         if name.trim() == "mongod" {
             kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
         }
+    }
+    if is_asked {
+        dev.signal(Signal::SIGINT);
     }
     assert_eq!(dev.wait_exit(SOON).await.code(), Some(69), "{}", dev.stderr());
     for said in ["mongod was killed by SIGKILL", "second stop request: stopping at once"] {
