@@ -56,7 +56,7 @@
 //! | `transaction` | a workable's own transaction, which ends its job |
 //! | `registry` | the classes of a worker |
 //! | `config` | settings |
-//! | `process` | flags, and a worker as a process |
+//! | `process` | flags, and a worker as a process; without the feature, `no_process` names it |
 //! | `engine` | takes jobs, runs them, records their outcomes |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
@@ -73,6 +73,8 @@ mod engine;
 mod event;
 mod hooks;
 mod layer;
+#[cfg(not(feature = "process"))]
+mod no_process;
 mod notes;
 mod optimistic;
 mod outcome;
