@@ -30,8 +30,9 @@ struct Cli {
 }
 
 const EXAMPLE: &str = r#"Example of a configuration file:
-  [workables.checksum]                       # the class a job names
-  command = ["sha256sum", "--", "{path}"]    # {path}: parameters.path, one argument, never a shell
+  [workables.checksum]    # the class a job names
+  # {path}: parameters.path, as one argument. There is no shell
+  command = ["sha256sum", "--", "{path}"]
   timeout = "30s""#;
 
 #[tokio::main]

@@ -222,6 +222,37 @@ fn every_command_and_flag_of_the_documents_exists() {
     assert!(flags > 40 && commands > 15, "{flags} flags, {commands} commands");
 }
 
+/// A terminal of 80 columns would break it.
+#[test]
+fn the_examples_of_each_help_fit_into_80_columns() {
+    let mut examples = 0;
+    for (command, help) in helps() {
+        let (_, after) = help.split_once("\nExample").unwrap_or_default();
+        for line in after.lines().skip(1).take_while(|line| line.is_empty() || line.starts_with(' ')) {
+            assert!(line.chars().count() <= 80, "{command:?}: {line}");
+            examples += 1;
+        }
+    }
+    assert!(examples > 30, "only {examples} lines");
+}
+
+/// What the README takes from the page about performance.
+#[test]
+fn the_figures_of_the_readme_are_those_of_the_page_about_performance() {
+    let (readme, page) = (document("README.md"), document("docs/performance.md"));
+    let (_, section) = readme.split_once("\n## Performance\n").unwrap();
+    let section = section.split_once("\n## ").unwrap().0;
+    let numbers = |text: &str| -> BTreeSet<String> {
+        let parts = text.split(|c: char| !c.is_ascii_digit() && c != ',' && c != '.').map(|part| part.trim_matches([',', '.']));
+        parts.filter(|part| part.starts_with(|c: char| c.is_ascii_digit())).map(str::to_owned).collect()
+    };
+    // The rows of other systems are in the README only.
+    let of_ours = section.lines().filter(|line| !line.starts_with('|') || line.starts_with("| **Recruiter**"));
+    let (figures, known) = (numbers(&of_ours.collect::<Vec<_>>().join("\n")), numbers(&page));
+    let unknown: Vec<&String> = figures.difference(&known).collect();
+    assert!(figures.len() > 15 && unknown.is_empty(), "not in docs/performance.md: {unknown:?} of {figures:?}");
+}
+
 /// Every setting of the table has its flag, its variable and its default in the help of its program.
 #[test]
 fn the_settings_are_those_of_the_help() {
