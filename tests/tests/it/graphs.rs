@@ -1,6 +1,10 @@
 //! Jobs that wait for other jobs: order, inputs, failures, continuations, and refusals.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use bson::{Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
@@ -20,7 +24,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::{Local, connect_args, store},
     mongo::{TestDatabase, own_mongod},
-    processes::{Process, binary},
+    processes::{Process, Setup, System, binary},
     wait::{SOON, wait_for, wait_until},
     world::Role,
 };
@@ -561,6 +565,26 @@ async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
     assert!(outcomes.iter().all(|(_, changed)| *changed == Changed::Cancelled), "{outcomes:?}");
     assert_eq!(outcomes.len(), 751);
     assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
+}
+
+/// Those that run are asked to end, and those that wait, of which some start meanwhile, are archived at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_graph_leaves_out_no_job_that_runs_or_starts() {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    let system = System::start(&database, Setup { workers: 2, worker: &["--builtins", "--concurrency", "150"], ..Setup::default() });
+    let graph = GraphId::new();
+    let jobs = (0..400).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).in_graph(graph));
+    store.enqueue_many(jobs).await.unwrap();
+    let scheduled = database.raw("scheduled");
+    let run = async || scheduled.count_documents(doc! { "locked": true }).await.unwrap() == 300;
+    wait_until(SOON, "300 jobs run", run).await;
+    let outcomes = store.control(false).cancel_graph(graph).await.unwrap();
+    assert!(outcomes.iter().all(|(_, changed)| matches!(changed, Changed::Cancelled | Changed::CancelRequested)), "{outcomes:?}");
+    assert_eq!(outcomes.iter().map(|(job, _)| job).collect::<BTreeSet<_>>().len(), 400);
+    let all = doc! { "graph": graph, "why": "cancelled" };
+    wait_until(SOON, "all are archived", async || database.raw("archived").count_documents(all.clone()).await.unwrap() == 400).await;
+    system.stop().await;
 }
 
 /// 502 jobs are retried in two transactions. The second one fails, as if the process had died between them.
