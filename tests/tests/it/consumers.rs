@@ -123,6 +123,38 @@ async fn each_message_becomes_one_job_whoever_leads() {
     mongod.stop().await.unwrap();
 }
 
+/// An envelope of another program: its `_id` is a text, and one transaction cannot make jobs of all its messages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_message_of_a_large_envelope_becomes_one_job() {
+    let mongod = own_mongod().await;
+    for is_killed in [false, true] {
+        let database = TestDatabase::on(&mongod.uri()).await;
+        let store = store(&database).await;
+        database.limit_transactions(3).await;
+        let declare = async || store.consumers().declare("g", patterns(["a"]), handle(), From::Now).await.unwrap();
+        declare().await;
+        let mut recruiters = Recruiters::start(&database);
+        wait_until(SOON, "a recruiter leads", async || count(&database, "metadata", doc! { "_id": "recruiter" }).await == 1).await;
+        let messages: Vec<Document> = (0..4_000).map(|n| doc! { "topic": "a", "body": { "n": n } }).collect();
+        let envelope = doc! { "_id": "a text", "at": bson::DateTime::now(), "messages": messages };
+        database.raw("messages").insert_one(envelope).await.unwrap();
+        wait_until(SOON, "the first are jobs", async || count(&database, "scheduled", doc! {}).await > 0).await;
+        if is_killed {
+            wait_until(SOON, "the leader is killed", async || recruiters.kill_leader().await).await;
+        } else {
+            declare().await;
+        }
+        publish(&store, "a", [4_000]).await;
+        let last = doc! { "workable.parameters.body.n": 4_000 };
+        wait_until(SOON, "the message after them is a job", async || count(&database, "scheduled", last.clone()).await == 1).await;
+        let mut all = numbers(&database, "generic").await;
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..=4_000), "{} jobs", all.len());
+        assert_eq!(only(&database, "consumers", doc! {}).await.get_i64("forwarded").unwrap(), 4_001);
+    }
+    mongod.stop().await.unwrap();
+}
+
 /// Each group gets every message of its topics, also those that were published before a recruiter ran; a change keeps the position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn groups_are_independent_and_continue_where_they_were() {
