@@ -15,7 +15,7 @@ use super::{
     embedded::Options,
     fleet::{Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE},
 };
-use recruiter::cli::output::{Format, json_line};
+use recruiter::cli::{output::Format, view::document_line};
 
 /// The arguments of `dev`.
 #[derive(Args, Clone, Debug)]
@@ -73,7 +73,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     };
     let uri = installation.uri();
     if args.format.json {
-        json_line(out, doc! { "uri": uri })?;
+        document_line(out, doc! { "uri": uri })?;
     } else {
         writeln!(out, "{}", introduction(uri, &data_dir.display().to_string()))?;
     }

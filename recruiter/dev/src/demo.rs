@@ -37,7 +37,10 @@ use super::{
     embedded::{Options, on_path},
     fleet::{Fleet, Installation, LOOK_EVERY, Plan, Programs, SHORT_LEASE, tell},
 };
-use recruiter::cli::output::{Format, json_line, printable};
+use recruiter::cli::{
+    output::{Format, printable},
+    view::document_line,
+};
 
 /// Name of the log file of all processes, in the demonstration's directory.
 const LOG: &str = "processes.log";
@@ -407,7 +410,7 @@ impl Seen {
                 "latency_p50_ms": number(p50),
                 "latency_p99_ms": number(p99),
             };
-            json_line(out, summary)?;
+            document_line(out, summary)?;
         } else {
             let recovered = match (self.recovered, self.recovered_within_ms) {
                 (0, _) if self.killed.is_some() => "0, because the killed worker had just finished its jobs".to_owned(),

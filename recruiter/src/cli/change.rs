@@ -10,7 +10,6 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
-use bson::doc;
 use clap::{Args, builder::BoolishValueParser};
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
@@ -24,12 +23,14 @@ use recruiter_common::{
     spec::{duration_of_text, id_of_text, instant_of_text},
     store::{ConnectArgs, ConnectError, Store},
 };
+use serde_json::{Value, json};
 
 use super::{
     exit::usage,
     filter::{FilterArgs, check_reason},
-    output::{Format, json_line, moment, printable},
+    output::{Format, moment, printable},
     presence::{Needs, STORED, warn_of_unmet},
+    view::{json_line, line},
 };
 
 /// Maximum number of unchanged jobs that are listed by id. All of them are counted.
@@ -203,7 +204,7 @@ pub(crate) async fn run(
                 written.extend(has_new_needs(change, *job, changed));
             }
             if json {
-                write_json(out, *job, changed, args.dry_run)?;
+                json_line(out, &outcome(*job, changed, args.dry_run))?;
             } else if is_failure(changed) && named < NAMED {
                 named += 1;
                 bar.suspend(|| writeln!(std::io::stderr(), "{job}: {}", message(changed, args.dry_run)))?;
@@ -213,14 +214,8 @@ pub(crate) async fn run(
     })
     .await?;
     let told = summary(change, &report);
-    if json {
-        let outcomes: bson::Document = report.outcomes.iter().map(|(word, count)| ((*word).to_owned(), count_of(*count))).collect();
-        let summary =
-            doc! { "matched": count_of(report.matched()), "outcomes": outcomes, "dry_run": args.dry_run, "stopped": report.is_stopped };
-        json_line(out, summary)?;
-    } else {
-        writeln!(out, "{}{told}", if args.dry_run { "(dry run) " } else { "" })?;
-    }
+    let view = json!({ "matched": report.matched(), "outcomes": report.outcomes, "dry_run": args.dry_run, "stopped": report.is_stopped });
+    line(out, args.format, &view, format_args!("{}{told}", if args.dry_run { "(dry run) " } else { "" }))?;
     out.flush()?;
     warn_of_unmet(&store, &Needs::of_stored(&store, &written).await).await;
     if report.is_stopped {
@@ -251,7 +246,7 @@ async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &m
         refused += usize::from(failed);
         written.extend(has_new_needs(change, job, &changed));
         if args.format.json {
-            write_json(out, job, &changed, args.dry_run)?;
+            json_line(out, &outcome(job, &changed, args.dry_run))?;
         } else if failed {
             out.flush()?;
             writeln!(std::io::stderr(), "{job}: {}", message(&changed, args.dry_run))?;
@@ -376,16 +371,13 @@ fn summary(change: &Change, report: &Report) -> String {
     if parts.is_empty() { format!("no matching job can be {}", participle(change)) } else { parts.join(", ") }
 }
 
-fn count_of(count: u64) -> bson::Bson {
-    i64::try_from(count).unwrap_or(i64::MAX).into()
-}
-
-fn write_json(out: &mut impl Write, job: JobId, changed: &Changed, dry_run: bool) -> std::io::Result<()> {
-    let mut line = doc! { "id": job.to_string(), "outcome": changed.word(), "message": message(changed, dry_run), "dry_run": dry_run };
+/// The outcome of one job, for programs.
+fn outcome(job: JobId, changed: &Changed, dry_run: bool) -> Value {
+    let mut outcome = json!({ "id": job.to_string(), "outcome": changed.word(), "message": message(changed, dry_run), "dry_run": dry_run });
     if let Changed::EnqueuedAgain { new: Some(new), .. } = changed {
-        line.insert("new_id", new.to_string());
+        outcome["new_id"] = json!(new.to_string());
     }
-    json_line(out, line)
+    outcome
 }
 
 /// The outcome of one job, as a sentence.

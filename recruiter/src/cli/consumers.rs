@@ -3,7 +3,6 @@
 use std::io::Write;
 
 use anyhow::anyhow;
-use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     consumers::{ConsumerError, ConsumerGroup, InvalidConsumer},
@@ -13,12 +12,15 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
     topics::Pattern,
 };
+use serde::Serialize;
 
 use super::{
+    connected,
     exit::usage,
     filter::{When, when_of_text},
-    output::{Column, Format, Row, Screen, json_line, printable, table},
+    output::{Format, printable},
     presence::{Needs, warn_of_unmet},
+    view::{Row, View, left, print, right, texts},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -98,7 +100,10 @@ fn job_of_text(text: &str) -> Result<Box<JobSpec>, InvalidSpec> {
 /// When an argument is not valid, there is no such group, or MongoDB cannot be used.
 pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match args.command {
-        ConsumersCommand::List { format } => list(&asking(connect).await?, format, out).await,
+        ConsumersCommand::List { format } => {
+            let groups = connected(connect, "recruiter consumers", true).await?.consumers().list().await?;
+            Ok(print(out, format, "there is no consumer group", groups.into_iter().map(|(name, group)| Listed::of(name, group)))?)
+        }
         ConsumersCommand::Set { name, topics, job, since } => {
             let job_of = |classes: &Classes| job.clone().with_defaults(classes).into_job(UnknownPolicies::Accept).map_err(usage);
             // A wrong job is an error even without MongoDB.
@@ -112,7 +117,7 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             Ok(writeln!(out, "the messages of {} become jobs", printable(&name, 256))?)
         }
         ConsumersCommand::Reset { name, since, dry_run } => {
-            let store = if dry_run { asking(connect).await? } else { Store::connect(connect, "recruiter consumers").await? };
+            let store = connected(connect, "recruiter consumers", dry_run).await?;
             let at = since.map(|when| when.by(store.now()));
             let whence = at.map_or_else(|| "now".into(), super::output::moment);
             if dry_run {
@@ -123,7 +128,7 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             Ok(writeln!(out, "{} continues with the messages since {whence}", printable(&name, 256))?)
         }
         ConsumersCommand::Remove { name, dry_run } => {
-            let store = if dry_run { asking(connect).await? } else { Store::connect(connect, "recruiter consumers").await? };
+            let store = connected(connect, "recruiter consumers", dry_run).await?;
             find(&store, &name).await?;
             if dry_run {
                 return Ok(writeln!(out, "would remove the consumer group {}", printable(&name, 256))?);
@@ -132,10 +137,6 @@ pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut im
             Ok(writeln!(out, "removed the consumer group {}; its jobs stay", printable(&name, 256))?)
         }
     }
-}
-
-async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
-    Ok(Store::connect_to_ask(connect, "recruiter consumers").await?)
 }
 
 async fn find(store: &Store, name: &str) -> anyhow::Result<()> {
@@ -151,48 +152,55 @@ fn refused(error: ConsumerError) -> anyhow::Error {
     }
 }
 
-async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let groups = store.consumers().list().await?;
-    if format.json {
-        return Ok(groups.iter().try_for_each(|(name, group)| json_line(out, document(name, group)))?);
-    }
-    if groups.is_empty() {
-        return Ok(writeln!(out, "there is no consumer group")?);
-    }
-    let columns = [
-        Column::left("NAME").cut_to(10),
-        Column::left("TOPICS").cut_to(10),
-        Column::left("CLASS").cut_to(10),
-        Column::right("MESSAGES"),
-        Column::right("SKIPPED"),
-    ];
-    let row = |(name, group): &(String, Result<ConsumerGroup, InvalidConsumer>)| {
-        let (topics, class, [messages, skipped], problem) = match group {
-            Ok(group) => {
-                let counts = [group.forwarded, group.skipped].map(|count| count.to_string());
-                (topics(group).join(", "), group.job.class_and_group().0, counts, group.problem.clone())
-            }
-            Err(problem) => (String::new(), "", [String::new(), String::new()], Some(format!("not valid: {problem}"))),
+/// A consumer group.
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    /// Not if its document is not valid.
+    #[serde(flatten)]
+    valid: Option<Valid>,
+    problem: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Valid {
+    topics: Vec<String>,
+    class: String,
+    group: String,
+    messages: i64,
+    skipped: i64,
+    position: String,
+}
+
+impl Listed {
+    fn of(name: String, group: Result<ConsumerGroup, InvalidConsumer>) -> Self {
+        let ConsumerGroup { patterns, job, position, forwarded: messages, skipped, problem, .. } = match group {
+            Ok(group) => group,
+            Err(problem) => return Self { name, valid: None, problem: Some(format!("not valid: {problem}")) },
         };
-        let below = problem.map(|problem| format!("has stopped: {}", printable(&problem, 400)));
-        Row { cells: vec![printable(name, 80), printable(&topics, 120), printable(class, 80), messages, skipped], colour: None, below }
-    };
-    Ok(table(out, Screen::of_stdout(), &columns, &groups.iter().map(row).collect::<Vec<_>>())?)
+        let (class, group) = job.class_and_group();
+        let (topics, position) = (texts(&patterns), position.to_string());
+        let valid = Valid { topics, class: class.into(), group: group.into(), messages, skipped, position };
+        Self { name, valid: Some(valid), problem }
+    }
 }
 
-fn topics(group: &ConsumerGroup) -> Vec<String> {
-    group.patterns.iter().map(ToString::to_string).collect()
-}
-
-fn document(name: &str, group: &Result<ConsumerGroup, InvalidConsumer>) -> Document {
-    match group {
-        Ok(group) => {
-            let (class, job_group) = group.job.class_and_group();
-            doc! {
-                "name": name, "topics": topics(group), "class": class, "group": job_group, "messages": group.forwarded, "skipped": group.skipped,
-                "position": group.position.to_string(), "problem": group.problem.clone(),
+impl View for Listed {
+    fn row(self) -> Row {
+        let Self { name, valid, problem } = self;
+        let (topics, class, [messages, skipped]) = match valid {
+            Some(Valid { topics, class, messages, skipped, group: _, position: _ }) => {
+                (topics.join(", "), class, [messages, skipped].map(|count| count.to_string()))
             }
-        }
-        Err(problem) => doc! { "name": name, "problem": format!("not valid: {problem}") },
+            None => Default::default(),
+        };
+        let cells = [
+            left("NAME", printable(&name, 80)).cut_to(10),
+            left("TOPICS", printable(&topics, 120)).cut_to(10),
+            left("CLASS", printable(&class, 80)).cut_to(10),
+            right("MESSAGES", messages),
+            right("SKIPPED", skipped),
+        ];
+        Row::from(cells).below(problem.map(|problem| format!("has stopped: {}", printable(&problem, 400))))
     }
 }

@@ -234,7 +234,7 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
         Ok(enqueued) => {
             // Whoever waits for the result wants nothing else on standard output.
             if !args.wait {
-                write_ids(out, args.format.json, &enqueued)?;
+                write_ids(out, args.format, &enqueued)?;
                 out.flush()?;
             }
             for enqueued in enqueued.iter().filter(|enqueued| !enqueued.is_new) {

@@ -2,7 +2,6 @@
 
 use std::io::Write;
 
-use bson::{Bson, doc};
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
     events::{Event, Received},
@@ -10,10 +9,12 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
     topics::Pattern,
 };
+use serde_json::json;
 
 use super::{
     filter::{When, when_of_text},
-    output::{Format, json_line, moment, printable, reader_gone},
+    output::{Format, moment, printable, reader_gone},
+    view::{document_line, json_line},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -84,9 +85,7 @@ pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: S
 fn write_received(out: &mut impl Write, received: Received, format: Format) -> std::io::Result<()> {
     match received {
         Received::Event(event) => write_event(out, event, format),
-        Received::Missed(count) if format.json => {
-            json_line(out, doc! { "missed": count.map_or(Bson::Null, |count| i64::try_from(count).unwrap_or(i64::MAX).into()) })
-        }
+        Received::Missed(count) if format.json => json_line(out, &json!({ "missed": count })),
         Received::Missed(Some(count)) => writeln!(out, "{count} events were missed"),
         Received::Missed(None) | _ => writeln!(out, "an unknown number of events was missed"),
     }
@@ -94,7 +93,7 @@ fn write_received(out: &mut impl Write, received: Received, format: Format) -> s
 
 fn write_event(out: &mut impl Write, event: Event, format: Format) -> std::io::Result<()> {
     if format.json {
-        return json_line(out, event.into_document());
+        return document_line(out, event.into_document());
     }
     let Event { topic, at, details, .. } = event;
     let details: Vec<String> = details

@@ -3,22 +3,25 @@
 use std::{io::Write, os::fd::AsFd as _, path::PathBuf, str::FromStr};
 
 use anyhow::{Context as _, anyhow};
-use bson::doc;
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     files::{FileError, JobFile},
     ids::JobId,
+    instant::Instant,
     spec::id_of_text,
     store::{ConnectArgs, Store},
 };
+use serde::Serialize;
 use tokio::{
     fs::File,
     io::{AsyncReadExt as _, AsyncWriteExt as _},
 };
 
 use super::{
+    connected,
     exit::{unreadable, usage},
-    output::{Column, Format, Row, Screen, json_line, moment, printable, table},
+    output::{Format, moment, printable},
+    view::{Row, View, date, left, print, right},
 };
 
 const EXAMPLES: &str = "\
@@ -134,8 +137,8 @@ pub(super) async fn delete_all(store: &Store, job: JobId, files: &[NewFile]) -> 
 /// When the job or the file does not exist, a local file cannot be used, or MongoDB fails.
 pub(super) async fn run(args: FilesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match args.command {
-        FilesCommand::List { job, format } => list(&asking(connect).await?, job, format, out).await,
-        FilesCommand::Get { job, name, output } => get(&asking(connect).await?, job, &name, output, out).await,
+        FilesCommand::List { job, format } => list(&connected(connect, "recruiter files", true).await?, job, format, out).await,
+        FilesCommand::Get { job, name, output } => get(&connected(connect, "recruiter files", true).await?, job, &name, output, out).await,
         FilesCommand::Put { job, name, content } => {
             let content = match &content {
                 Some(path) => open(path).await?,
@@ -147,7 +150,7 @@ pub(super) async fn run(args: FilesArgs, connect: &ConnectArgs, out: &mut impl W
             Ok(writeln!(out, "{}: {} bytes", printable(&name, 256), stored.bytes)?)
         }
         FilesCommand::Delete { job, name, dry_run } => {
-            let store = if dry_run { asking(connect).await? } else { Store::connect(connect, "recruiter files").await? };
+            let store = connected(connect, "recruiter files", dry_run).await?;
             let there =
                 if dry_run { store.files(job).await?.iter().any(|file| file.name == name) } else { store.delete_file(job, &name).await? };
             if !there {
@@ -157,10 +160,6 @@ pub(super) async fn run(args: FilesArgs, connect: &ConnectArgs, out: &mut impl W
             Ok(writeln!(out, "{done} the file {}", printable(&name, 256))?)
         }
     }
-}
-
-async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
-    Ok(Store::connect_to_ask(connect, "recruiter files").await?)
 }
 
 /// A job that does not exist keeps no file.
@@ -187,23 +186,26 @@ async fn list(store: &Store, job: JobId, format: Format, out: &mut impl Write) -
     if files.is_empty() {
         find(store, job).await?;
     }
-    if format.json {
-        for JobFile { name, bytes, written_at, .. } in files {
-            let written_at = bson::DateTime::from_chrono(written_at);
-            json_line(out, doc! { "name": name, "bytes": i64::try_from(bytes).unwrap_or(i64::MAX), "written_at": written_at })?;
-        }
-        return Ok(out.flush()?);
-    }
-    if files.is_empty() {
+    if files.is_empty() && !format.json {
         return Ok(writeln!(std::io::stderr(), "the job has no files")?);
     }
-    let columns = [Column::left("NAME").cut_to(8), Column::right("BYTES"), Column::left("WRITTEN")];
-    let row = |file: JobFile| Row {
-        cells: vec![printable(&file.name, 256), file.bytes.to_string(), moment(file.written_at)],
-        colour: None,
-        below: None,
-    };
-    Ok(table(out, Screen::of_stdout(), &columns, &files.into_iter().map(row).collect::<Vec<_>>())?)
+    Ok(print(out, format, "", files.into_iter().map(|JobFile { name, bytes, written_at, .. }| Listed { name, bytes, written_at }))?)
+}
+
+/// A file of a job.
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    bytes: u64,
+    #[serde(serialize_with = "date")]
+    written_at: Instant,
+}
+
+impl View for Listed {
+    fn row(self) -> Row {
+        let Self { name, bytes, written_at } = self;
+        [left("NAME", printable(&name, 256)).cut_to(8), right("BYTES", bytes), left("WRITTEN", moment(written_at))].into()
+    }
 }
 
 async fn get(store: &Store, job: JobId, name: &str, output: Option<PathBuf>, out: &mut impl Write) -> anyhow::Result<()> {

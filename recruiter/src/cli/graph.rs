@@ -3,12 +3,12 @@
 use std::{
     collections::BTreeMap,
     io::{Read as _, Write},
+    ops::Not,
     path::PathBuf,
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
-use bson::{Document, doc};
 use clap::{Args, Subcommand, ValueEnum, builder::BoolishValueParser};
 use recruiter_common::{
     JobId,
@@ -23,12 +23,16 @@ use recruiter_common::{
     telemetry::chain,
     wait::WaitError,
 };
+use serde::Serialize;
+use serde_json::json;
 
 use super::{
     change::message,
+    connected,
     exit::{unreadable, usage},
-    output::{Column, Format, Row, Screen, json_line, printable, table},
+    output::{Format, printable},
     presence::{Needs, warn_of_unmet},
+    view::{Row, View, left, line, or_dash, print, texts},
 };
 
 pub(super) const ENQUEUE_EXAMPLES: &str = "\
@@ -172,11 +176,8 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
         usage(format!("{}: {problem}", file.display()))
     })?;
     warn_of_unmet(&store, &needs).await;
-    if format.json {
-        let jobs: Document = names.into_iter().map(|(name, job)| (name, job.to_string().into())).collect();
-        return Ok(json_line(out, doc! { "id": id.to_string(), "jobs": jobs })?);
-    }
-    Ok(writeln!(out, "{id}")?)
+    let jobs: BTreeMap<String, String> = names.into_iter().map(|(name, job)| (name, job.to_string())).collect();
+    Ok(line(out, format, &json!({ "id": id.to_string(), "jobs": jobs }), id)?)
 }
 
 async fn jobs_of(store: &Store, id: GraphId) -> anyhow::Result<Vec<GraphJob>> {
@@ -213,80 +214,102 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
 }
 
 fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    if format.json {
-        return Ok(jobs.iter().try_for_each(|job| json_line(out, document(job)))?);
+    if !format.json {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for job in jobs {
+            *counts.entry(job.state.word()).or_default() += 1;
+        }
+        let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect();
+        writeln!(out, "{} jobs: {}", jobs.len(), counts.join(", "))?;
     }
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for job in jobs {
-        *counts.entry(job.state.word()).or_default() += 1;
-    }
-    let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect();
-    writeln!(out, "{} jobs: {}", jobs.len(), counts.join(", "))?;
-    let columns = [Column::left("JOB"), Column::left("STATE"), Column::left("CLASS"), Column::left("WAITS FOR"), Column::left("REMARK")];
-    Ok(table(out, Screen::of_stdout(), &columns, &jobs.iter().map(row).collect::<Vec<_>>())?)
+    Ok(print(out, format, "", jobs.iter().cloned().map(Listed::of))?)
 }
 
 /// Maximum number of parents that are named in a line.
 const NAMED: usize = 3;
 
-fn row(job: &GraphJob) -> Row {
-    let parents: Vec<String> = job
-        .waits_for
-        .iter()
-        .take(NAMED)
-        .map(|edge| if edge.when == When::Done { edge.job.to_string() } else { format!("{} {}", edge.job, edge.when.word()) })
-        .collect();
-    let more = job.waits_for.len().saturating_sub(NAMED);
-    let parents = if more > 0 { format!("{} and {more} more", parents.join(", ")) } else { parents.join(", ") };
-    let remark = match job.continued_as.as_slice() {
-        [one] => format!("became {one}"),
-        several @ [_, ..] => format!("became {} jobs", several.len()),
-        [] => {
-            let retried = match job.retried_as {
-                Some(new) => Some(format!("retried as {new}")),
-                None => job.is_retrying.then(|| "not retried yet".to_owned()),
-            };
-            let why = job.why.clone().filter(|_| job.state == Stage::Failed);
-            let failure = job.failure.as_ref().map(|(class, message)| format!("{class}: {message}"));
-            [retried, why, failure].into_iter().flatten().collect::<Vec<_>>().join("; ")
-        }
-    };
-    Row::from(vec![
-        job.id.to_string(),
-        job.state.word().into(),
-        printable(&job.class, 60),
-        if parents.is_empty() { "-".into() } else { parents },
-        printable(&remark, 200),
-    ])
+/// A job of a graph.
+#[derive(Serialize)]
+struct Listed {
+    id: String,
+    class: String,
+    group: String,
+    state: &'static str,
+    waits_for: Vec<Parent>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    continued_as: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovered_from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retried_as: Option<String>,
+    #[serde(skip_serializing_if = "Not::not")]
+    retrying: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<Failure>,
 }
 
-fn document(job: &GraphJob) -> Document {
-    let mut document = doc! {
-        "id": job.id.to_string(),
-        "class": &job.class,
-        "group": &job.group,
-        "state": job.state.word(),
-        "waits_for": job.waits_for.iter().map(|edge| doc! { "job": edge.job.to_string(), "when": edge.when.word() }).collect::<Vec<_>>(),
-    };
-    if let Some(why) = &job.why {
-        document.insert("why", why);
+/// A job that another one waits for.
+#[derive(Serialize)]
+struct Parent {
+    job: String,
+    when: &'static str,
+}
+
+#[derive(Serialize)]
+struct Failure {
+    class: String,
+    message: String,
+}
+
+impl Listed {
+    fn of(job: GraphJob) -> Self {
+        Self {
+            id: job.id.to_string(),
+            class: job.class,
+            group: job.group,
+            state: job.state.word(),
+            waits_for: job.waits_for.iter().map(|edge| Parent { job: edge.job.to_string(), when: edge.when.word() }).collect(),
+            why: job.why,
+            continued_as: texts(&job.continued_as),
+            recovered_from: job.recovered_from.map(|old| old.to_string()),
+            retried_as: job.retried_as.map(|new| new.to_string()),
+            retrying: job.is_retrying,
+            error: job.failure.map(|(class, message)| Failure { class, message }),
+        }
     }
-    if !job.continued_as.is_empty() {
-        document.insert("continued_as", job.continued_as.iter().map(ToString::to_string).collect::<Vec<_>>());
+}
+
+impl View for Listed {
+    fn row(self) -> Row {
+        let Self { id, class, group: _, state, waits_for, why, continued_as, recovered_from: _, retried_as, retrying, error } = self;
+        let more = waits_for.len().saturating_sub(NAMED);
+        let named = |Parent { job, when }| if when == When::Done.word() { job } else { format!("{job} {when}") };
+        let parents = waits_for.into_iter().take(NAMED).map(named).collect::<Vec<_>>().join(", ");
+        let parents = if more > 0 { format!("{parents} and {more} more") } else { parents };
+        let remark = match continued_as.as_slice() {
+            [one] => format!("became {one}"),
+            several @ [_, ..] => format!("became {} jobs", several.len()),
+            [] => {
+                let retried = match retried_as {
+                    Some(new) => Some(format!("retried as {new}")),
+                    None => retrying.then(|| "not retried yet".to_owned()),
+                };
+                let why = why.filter(|_| state == Stage::Failed.word());
+                let failure = error.map(|Failure { class, message }| format!("{class}: {message}"));
+                [retried, why, failure].into_iter().flatten().collect::<Vec<_>>().join("; ")
+            }
+        };
+        let parents = Some(parents).filter(|parents| !parents.is_empty());
+        Row::from([
+            left("JOB", id),
+            left("STATE", state),
+            left("CLASS", printable(&class, 60)),
+            left("WAITS FOR", or_dash(parents)),
+            left("REMARK", printable(&remark, 200)),
+        ])
     }
-    if let Some(old) = job.recovered_from {
-        document.insert("recovered_from", old.to_string());
-    }
-    if let Some(new) = job.retried_as {
-        document.insert("retried_as", new.to_string());
-    }
-    if job.is_retrying {
-        document.insert("retrying", true);
-    }
-    if let Some((class, message)) = &job.failure {
-        document.insert("error", doc! { "class": class, "message": message });
-    }
-    document
 }
 
 fn color(job: &GraphJob) -> &'static str {
@@ -342,24 +365,16 @@ fn mermaid(jobs: &[GraphJob], out: &mut impl Write) -> std::io::Result<()> {
 }
 
 async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    // A dry run needs the right to read only, and creates nothing.
-    let store = match args.dry_run {
-        true => Store::connect_to_ask(connect, "recruiter graph").await?,
-        false => Store::connect(connect, "recruiter graph").await?,
-    };
+    let store = connected(connect, "recruiter graph", args.dry_run).await?;
     let is_retrying = jobs_of(&store, args.id).await?.iter().any(|job| job.is_retrying);
     let mut control = store.control(args.dry_run);
     let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
     for (job, change) in &changed {
-        if args.format.json {
-            let mut line = doc! { "id": job.to_string(), "outcome": change.word() };
-            if let Changed::EnqueuedAgain { new: Some(new), .. } = change {
-                line.insert("new_id", new.to_string());
-            }
-            json_line(out, line)?;
-        } else {
-            writeln!(out, "{job}: {}", message(change, args.dry_run))?;
+        let mut view = json!({ "id": job.to_string(), "outcome": change.word() });
+        if let Changed::EnqueuedAgain { new: Some(new), .. } = change {
+            view["new_id"] = json!(new.to_string());
         }
+        line(out, args.format, &view, format_args!("{job}: {}", message(change, args.dry_run)))?;
     }
     if changed.is_empty() && !args.format.json {
         let nothing = match (is_cancel, is_retrying, args.dry_run) {

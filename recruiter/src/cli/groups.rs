@@ -2,19 +2,21 @@
 
 use std::{collections::BTreeMap, io::Write, str::FromStr, time::Duration};
 
-use bson::{Bson, Document, doc};
 use clap::{ArgGroup, Args, Subcommand};
 use recruiter_common::{
     flags::name_of_text,
     limits::{self, GroupSettings, MaintenanceWindow},
     store::{ConnectArgs, Store},
 };
+use serde::Serialize;
+use serde_json::json;
 
 use super::{
     exit::usage,
     groups_why,
     limits::refused,
-    output::{Column, Format, Row, Screen, json_line, printable, table},
+    output::{Format, printable},
+    view::{Row, View, json_line, left, or_dash, print, right, texts},
 };
 
 /// In place of a value: removes the setting.
@@ -137,86 +139,71 @@ pub(super) async fn run(args: GroupsArgs, connect: &ConnectArgs, out: &mut impl 
     }
 }
 
-/// All settings of a group.
-#[derive(Clone, Debug, Default)]
+/// A group, with its settings.
+#[derive(Serialize)]
 struct Group {
+    name: String,
     most_waiting: Option<u64>,
-    settings: GroupSettings,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ageing: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    maintenance: Vec<String>,
+    /// The number of waiting jobs, if they were counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<u64>,
 }
 
 impl Group {
     /// The groups that have settings.
-    async fn all(store: &Store) -> anyhow::Result<BTreeMap<String, Self>> {
-        let mut groups: BTreeMap<String, Self> = BTreeMap::new();
-        for backlog in store.group_backlogs().await? {
-            groups.entry(backlog.group).or_default().most_waiting = backlog.most_waiting;
+    async fn all(store: &Store) -> anyhow::Result<Vec<Self>> {
+        let mut groups = store.settings().await?.groups;
+        groups.retain(|_, settings| *settings != GroupSettings::default());
+        let most = store.group_backlogs().await?.into_iter().filter_map(|backlog| Some((backlog.group, backlog.most_waiting?)));
+        let most: BTreeMap<String, u64> = most.collect();
+        for name in most.keys() {
+            groups.entry(name.clone()).or_default();
         }
-        for (name, settings) in store.settings().await?.groups {
-            groups.entry(name).or_default().settings = settings;
-        }
-        groups.retain(|_, group| group.most_waiting.is_some() || group.settings != GroupSettings::default());
-        Ok(groups)
+        Ok(groups.into_iter().map(|(name, settings)| Self::of(most.get(&name).copied(), name, settings)).collect())
     }
 
-    /// The texts of the maintenance windows.
-    fn windows(&self) -> Vec<String> {
-        self.settings.maintenance.iter().map(ToString::to_string).collect()
+    fn of(most_waiting: Option<u64>, name: String, settings: GroupSettings) -> Self {
+        let GroupSettings { limit, weight, ageing, maintenance, .. } = settings;
+        let rate = limit.rate.map(|rate| rate.to_string());
+        let ageing = ageing.map(|ageing| humantime::format_duration(ageing).to_string());
+        Self { name, most_waiting, capacity: limit.capacity, rate, weight, ageing, maintenance: texts(&maintenance), waiting: None }
     }
+}
 
-    fn to_document(&self, name: &str, waiting: Option<u64>) -> Document {
-        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let GroupSettings { limit, weight, ageing, .. } = &self.settings;
-        let windows = Some(self.windows()).filter(|windows| !windows.is_empty());
-        let optional = [
-            ("capacity", limit.capacity.map(Bson::from)),
-            ("rate", limit.rate.map(|rate| rate.to_string().into())),
-            ("weight", weight.map(Bson::from)),
-            ("ageing", ageing.map(|ageing| humantime::format_duration(ageing).to_string().into())),
-            ("maintenance", windows.map(Bson::from)),
-            ("waiting", waiting.map(|waiting| number(waiting).into())),
-        ];
-        let mut document = doc! { "name": name, "most_waiting": self.most_waiting.map_or(Bson::Null, |most| number(most).into()) };
-        document.extend(optional.into_iter().filter_map(|(field, value)| Some((field.to_owned(), value?))));
-        document
+impl View for Group {
+    fn row(self) -> Row {
+        let Self { name, most_waiting, capacity, rate: _, weight, ageing, maintenance, waiting } = self;
+        let windows = Some(maintenance.join("; ")).filter(|windows| !windows.is_empty());
+        Row::from([
+            left("GROUP", printable(&name, 60)),
+            right("WAITING", or_dash(waiting)),
+            right("MOST WAITING", or_dash(most_waiting)),
+            right("CAPACITY", or_dash(capacity)),
+            right("WEIGHT", or_dash(weight)),
+            right("AGEING", or_dash(ageing)),
+            left("MAINTENANCE", or_dash(windows)),
+        ])
     }
 }
 
 async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter groups").await?;
-    let mut groups = Vec::new();
-    for (name, group) in Group::all(&store).await? {
+    let mut groups = Group::all(&store).await?;
+    for group in &mut groups {
         let counted = group.most_waiting.map_or(COUNTED, |most| most.saturating_add(1));
-        groups.push((store.waiting_in(&name, counted).await?, name, group));
+        group.waiting = Some(store.waiting_in(&group.name, counted).await?);
     }
-    if args.format.json {
-        return Ok(groups.into_iter().try_for_each(|(waiting, name, group)| json_line(out, group.to_document(&name, Some(waiting))))?);
-    }
-    if groups.is_empty() {
-        return Ok(writeln!(out, "no group has settings")?);
-    }
-    let columns = [
-        Column::left("GROUP"),
-        Column::right("WAITING"),
-        Column::right("MOST WAITING"),
-        Column::right("CAPACITY"),
-        Column::right("WEIGHT"),
-        Column::right("AGEING"),
-        Column::left("MAINTENANCE"),
-    ];
-    let row = |(waiting, name, group): &(u64, String, Group)| {
-        let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-        let GroupSettings { limit, weight, ageing, .. } = &group.settings;
-        Row::from(vec![
-            printable(name, 60),
-            waiting.to_string(),
-            or_none(group.most_waiting.map(|most| most.to_string())),
-            or_none(limit.capacity.map(|capacity| capacity.to_string())),
-            or_none(weight.map(|weight| weight.to_string())),
-            or_none(ageing.map(|ageing| humantime::format_duration(ageing).to_string())),
-            or_none(Some(group.windows().join("; ")).filter(|windows| !windows.is_empty())),
-        ])
-    };
-    Ok(table(out, Screen::of_stdout(), &columns, &groups.iter().map(row).collect::<Vec<_>>())?)
+    Ok(print(out, args.format, "no group has settings", groups)?)
 }
 
 async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -260,8 +247,11 @@ async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyh
         });
     }
     if args.format.json {
-        let group = Group::all(&store).await?.remove(&args.group);
-        return Ok(json_line(out, group.map_or_else(|| doc! { "name": &args.group }, |group| group.to_document(&args.group, None)))?);
+        let group = Group::all(&store).await?.into_iter().find(|group| group.name == args.group);
+        return Ok(match group {
+            Some(group) => json_line(out, &group),
+            None => json_line(out, &json!({ "name": args.group })),
+        }?);
     }
     Ok(changed.into_iter().try_for_each(|line| writeln!(out, "{line}"))?)
 }

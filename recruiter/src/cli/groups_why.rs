@@ -10,7 +10,8 @@ use recruiter_common::{
 };
 
 use super::{
-    output::{Format, json_line, printable},
+    output::{Format, printable},
+    view::document_line,
     why::said,
 };
 
@@ -28,7 +29,7 @@ pub(super) async fn run(group: &str, format: Format, connect: &ConnectArgs, out:
             document
         };
         let reasons: Vec<Document> = reasons.iter().map(with_count).collect();
-        return Ok(json_line(out, doc! { "name": group, "reasons": reasons, "is_complete": is_complete })?);
+        return Ok(document_line(out, doc! { "name": group, "reasons": reasons, "is_complete": is_complete })?);
     }
     if reasons.is_empty() {
         return Ok(writeln!(out, "no job waits in {}", printable(group, 60))?);

@@ -12,7 +12,6 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
-use bson::doc;
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
     enqueue::{EnqueueError, Enqueued, NewJob, Outcome},
@@ -23,6 +22,7 @@ use recruiter_common::{
     store::Store,
     telemetry::chain,
 };
+use serde_json::json;
 use tokio::{
     fs::File,
     io::{AsyncBufReadExt, AsyncReadExt, BufReader},
@@ -30,8 +30,9 @@ use tokio::{
 
 use super::{
     exit::unreadable,
-    output::{Format, json_line},
+    output::Format,
     presence::Needs,
+    view::{json_line, line},
 };
 
 /// Maximum number of jobs sent together.
@@ -98,7 +99,7 @@ impl Lines {
 /// A file that is being enqueued.
 pub(super) struct Import<'a, W> {
     store: &'a Store,
-    json: bool,
+    format: Format,
     wait_for_room: Duration,
     out: &'a mut W,
     /// Number of jobs enqueued so far.
@@ -115,7 +116,7 @@ type Numbered = (u64, JobId, NewJob);
 
 impl<'a, W: Write> Import<'a, W> {
     pub(super) fn new(store: &'a Store, lines: &Lines, skip: u64, wait_for_room: Duration, format: Format, out: &'a mut W) -> Self {
-        Self { store, json: format.json, wait_for_room, out, enqueued: 0, done: skip, shown: lines.progress(), needs: Needs::default() }
+        Self { store, format, wait_for_room, out, enqueued: 0, done: skip, shown: lines.progress(), needs: Needs::default() }
     }
 
     /// Enqueues the jobs of these lines.
@@ -206,7 +207,7 @@ impl<'a, W: Write> Import<'a, W> {
         self.enqueued += enqueued.iter().filter(|job| job.is_new || job.outcome == Outcome::KnownId).count() as u64;
         batch.iter().for_each(|(.., job)| self.needs.add(job));
         self.shown.set_message(self.enqueued.to_string());
-        let written = write_ids(self.out, self.json, &enqueued).and_then(|()| self.out.flush());
+        let written = write_ids(self.out, self.format, &enqueued).and_then(|()| self.out.flush());
         written.map(|()| None).map_err(|error| self.stopped(Exit::Failure, &format!("cannot write the ids: {error}")))
     }
 
@@ -223,8 +224,8 @@ impl<'a, W: Write> Import<'a, W> {
 
     fn finish(&mut self) -> anyhow::Result<()> {
         self.shown.finish_and_clear();
-        if self.json {
-            json_line(self.out, doc! { "enqueued": i64::try_from(self.enqueued)? })?;
+        if self.format.json {
+            json_line(self.out, &json!({ "enqueued": self.enqueued }))?;
         } else {
             writeln!(std::io::stderr(), "enqueued: {}", self.enqueued)?;
         }
@@ -250,10 +251,10 @@ fn job_of_line(line: &[u8], classes: &Classes, custom_policy: bool) -> Result<Op
 }
 
 /// Writes the ids of the jobs: of a job that was not enqueued, the id of the existing one.
-pub(super) fn write_ids(out: &mut impl Write, json: bool, enqueued: &[Enqueued]) -> std::io::Result<()> {
-    enqueued.iter().try_for_each(|Enqueued { id, outcome, .. }| {
-        if json { json_line(out, doc! { "id": id.to_string(), "outcome": outcome.word() }) } else { writeln!(out, "{id}") }
-    })
+pub(super) fn write_ids(out: &mut impl Write, format: Format, enqueued: &[Enqueued]) -> std::io::Result<()> {
+    enqueued
+        .iter()
+        .try_for_each(|Enqueued { id, outcome, .. }| line(out, format, &json!({ "id": id.to_string(), "outcome": outcome.word() }), id))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{
-        Execution, FinishReason, Job, JobProgress, JobState, Stage, StoredPolicy,
+        CorruptJob, Execution, FinishReason, Job, JobProgress, JobState, Stage, StoredPolicy,
         bundle::{failure_of, is_done},
         notes::{CHECKPOINT, Log, LogLine},
     },
@@ -29,17 +29,13 @@ use super::{
     exit::{or_stopped, usage},
     export::{self, EXPORT_EXAMPLES, ExportArgs},
     filter::{FilterArgs, check_reason},
-    output::{Column, Format, Row, Screen, apart, briefly_apart, json_line, moment, printable, table, with_state},
+    output::{Format, apart, briefly_apart, moment, printable},
     revise::NewContent,
+    view::{Row, Stored, document_line, json_line, left, or_dash, print, right, with_state},
 };
 
-/// Minimum width, in characters, of a screen that shows the priority.
-const ROOMY: usize = 100;
-/// Indexes of columns in the list.
-const STATE: usize = 1;
 /// The state of a document that is not a job.
 const MALFORMED: &str = "malformed";
-const PRIORITY: usize = 4;
 
 const LIST_EXAMPLES: &str = "\
 Examples:
@@ -182,12 +178,10 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
         check_reason(&filter)?;
     }
     let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok());
-    if format.json {
-        listed.jobs.into_iter().try_for_each(|job| json_line(out, to_json(job, now)))?;
-    } else if is_empty {
+    if is_empty && !format.json {
         writeln!(std::io::stderr(), "no job matches")?;
     } else {
-        write_list(out, Screen::of_stdout(), listed.jobs, now)?;
+        print(out, format, "", listed.jobs.into_iter().map(|job| view(job.try_into(), now)))?;
     }
     out.flush()?;
     if let Some(last) = last.filter(|_| listed.more) {
@@ -196,35 +190,39 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     Ok(())
 }
 
-fn write_list(out: &mut impl Write, screen: Screen, jobs: Vec<RawDocumentBuf>, now: Instant) -> std::io::Result<()> {
-    let mut columns = vec![
-        Column::left("ID"),
-        Column::left("STATE"),
-        Column::left("CLASS").cut_to(8),
-        Column::left("GROUP").cut_to(6),
-        Column::right("PRIORITY"),
-        Column::right("STARTS"),
-        Column::left("WHEN"),
+/// A job, or a document that is none.
+fn view(job: Result<Job, (RawDocumentBuf, CorruptJob)>, now: Instant) -> Stored {
+    let (document, [id, state, class, group, priority, starts, when], colour, below) = match job {
+        Ok(job) => {
+            let (texts, colour, below) = texts_of_job(&job, now);
+            (lossy(&job.document), texts, colour, below)
+        }
+        Err((document, error)) => {
+            let document = lossy(&document);
+            let texts = texts_of_malformed(&document);
+            (document, texts, Some(AnsiColor::Red), Some(printable(&error.to_string(), 400)))
+        }
+    };
+    let document = with_state(document, &state);
+    let cells = [
+        left("ID", id),
+        left("STATE", state).coloured(colour),
+        left("CLASS", class).cut_to(8),
+        left("GROUP", group).cut_to(6),
+        right("PRIORITY", priority).if_roomy(),
+        right("STARTS", starts),
+        left("WHEN", when),
     ];
-    let mut rows: Vec<Row> = jobs.into_iter().map(|job| row(job, now)).collect();
-    if screen.width < ROOMY {
-        columns.remove(PRIORITY);
-        rows.iter_mut().for_each(|row| drop(row.cells.remove(PRIORITY)));
-    }
-    table(out, screen, &columns, &rows)
+    Stored { document, row: Row::from(cells).below(below) }
 }
 
-/// One row of the list. A document that is not a valid job has a row as well, with the fields that can be read.
-fn row(document: RawDocumentBuf, now: Instant) -> Row {
-    let (document, error) = match Job::try_from(document) {
-        Ok(job) => return row_of_job(&job, now),
-        Err((document, error)) => (lossy(&document), error),
-    };
+/// The fields that can be read.
+fn texts_of_malformed(document: &Document) -> [String; 7] {
     let text = |value: Option<&Bson>, width| {
         value.map_or_else(|| "-".into(), |value| printable(value.as_str().unwrap_or(&value.to_string()), width))
     };
     let class = document.get_document("workable").ok().and_then(|workable| workable.get("class"));
-    let cells = vec![
+    [
         document.get("_id").map(id_in).unwrap_or_default(),
         MALFORMED.into(),
         text(class, 32),
@@ -232,13 +230,12 @@ fn row(document: RawDocumentBuf, now: Instant) -> Row {
         text(document.get("priority"), 8),
         text(document.get("attempts"), 8),
         "-".into(),
-    ];
-    Row { cells, colour: Some((STATE, AnsiColor::Red)), below: Some(printable(&error.to_string(), 400)) }
+    ]
 }
 
-fn row_of_job(job: &Job, now: Instant) -> Row {
+fn texts_of_job(job: &Job, now: Instant) -> ([String; 7], Option<AnsiColor>, Option<String>) {
     let execution = job.last_execution.as_ref();
-    let since = |at: Option<Instant>, how: fn(String) -> String| at.map_or_else(|| "-".into(), |at| how(briefly_apart(at, now)));
+    let since = |at: Option<Instant>, how: fn(String) -> String| or_dash(at.map(|at| how(briefly_apart(at, now))));
     let stage = Stage::of(job, now);
     let (colour, when) = match (stage, &job.state) {
         (Stage::Waits, _) => (None, waits_for(job)),
@@ -272,7 +269,7 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
         (JobState::Scheduled { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
         (JobState::Started { .. }, _) => JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)),
     };
-    let cells = vec![
+    let cells = [
         job.id.to_string(),
         stage.word().into(),
         printable(&job.class, 32),
@@ -281,19 +278,11 @@ fn row_of_job(job: &Job, now: Instant) -> Row {
         job.attempts.to_string(),
         when,
     ];
-    Row { cells, colour: colour.map(|colour| (STATE, colour)), below }
+    (cells, colour, below)
 }
 
 fn id_in(id: &Bson) -> String {
     id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
-}
-
-/// The stored document, for programs.
-fn to_json(stored: RawDocumentBuf, now: Instant) -> Document {
-    match Job::try_from(stored) {
-        Ok(job) => with_state(lossy(&job.document), Stage::of(&job, now).word()),
-        Err((document, _)) => with_state(lossy(&document), MALFORMED),
-    }
 }
 
 /// What a job waits for that has no date.
@@ -329,12 +318,13 @@ fn state(job: &Job, now: Instant) -> (String, String) {
 async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
+    let (job, now) = (Job::try_from(stored.document), store.now());
     if format.json {
-        return Ok(json_line(out, to_json(stored.document, store.now()))?);
+        return Ok(json_line(out, &view(job, now))?);
     }
-    match Job::try_from(stored.document) {
+    match job {
         Ok(job) => {
-            describe(&job, store.now(), out)?;
+            describe(&job, now, out)?;
             let is_waiting = matches!(job.state, JobState::Scheduled { .. });
             match store.why(id).await?.filter(|why| is_waiting && why.reason != Reason::Assignable) {
                 Some(why) => Ok(writeln!(out, "why          {}: {}", why.reason, why.text)?),
@@ -343,7 +333,7 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
         }
         Err((document, error)) => {
             writeln!(out, "{id} is malformed: {}", printable(&error.to_string(), 400))?;
-            Ok(json_line(out, lossy(&document))?)
+            Ok(document_line(out, lossy(&document))?)
         }
     }
 }
@@ -459,7 +449,10 @@ fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write)
 mod tests {
     use bson::doc;
 
-    use super::*;
+    use super::{
+        super::view::{Screen, table},
+        *,
+    };
 
     fn job(more: Document) -> Job {
         let at = bson::DateTime::from_millis(60_000);
@@ -564,9 +557,9 @@ mod tests {
     }
 
     fn listed(width: usize, documents: Vec<Document>) -> String {
-        let jobs = documents.iter().map(|document| RawDocumentBuf::try_from(document).unwrap()).collect();
+        let jobs = documents.iter().map(|job| view(RawDocumentBuf::try_from(job).unwrap().try_into(), Instant::UNIX_EPOCH).row);
         let mut out = Vec::new();
-        write_list(&mut out, Screen { width, colours: false }, jobs, Instant::UNIX_EPOCH).unwrap();
+        table(&mut out, Screen { width, colours: false }, &jobs.collect::<Vec<_>>()).unwrap();
         String::from_utf8(out).unwrap()
     }
 

@@ -7,13 +7,17 @@ use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     flags::name_of_text,
+    instant::Instant,
     limits::{LARGEST_CAP, LARGEST_CAPACITY, Limit, Pause, Paused, Rate, SettingError, Settings, check_limit_name},
     store::{ConnectArgs, PermitHolder, Store, group_of_resource, paused_by, resource_and_number, resource_of_group},
 };
+use serde::Serialize;
 
 use super::{
+    connected,
     exit::usage,
-    output::{Column, Format, Row, Screen, json_line, printable, table},
+    output::{Format, printable},
+    view::{Row, View, date, document_line, left, line, or_dash, print, right, texts},
 };
 
 /// Maximum number of jobs, and of permits of each worker, that are shown.
@@ -112,8 +116,8 @@ pub(super) struct PausesArgs {
 /// When a name is not valid, or MongoDB cannot be used.
 pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match args.command {
-        LimitsCommand::List { format } => list(&asking(connect).await?, format, out).await,
-        LimitsCommand::Show { name, format } => show(&asking(connect).await?, &name, format, out).await,
+        LimitsCommand::List { format } => list(&connected(connect, "recruiter limits", true).await?, format, out).await,
+        LimitsCommand::Show { name, format } => show(&connected(connect, "recruiter limits", true).await?, &name, format, out).await,
         LimitsCommand::Set { name, limit, most_waiting } => {
             check_limit_name(&name).map_err(usage)?;
             if most_waiting.is_some()
@@ -130,7 +134,7 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
             Ok(writeln!(out, "{} has a limit: {}{}", printable(&name, 256), described(limit), and_waiting(most_waiting))?)
         }
         LimitsCommand::Remove { name, dry_run } => {
-            let store = if dry_run { asking(connect).await? } else { Store::connect(connect.clone(), "recruiter limits").await? };
+            let store = connected(connect, "recruiter limits", dry_run).await?;
             let limit = all(&store.settings().await?).find(|(other, _)| *other == name).map(|(_, limit)| limit);
             let Some(limit) = limit else { return Err(anyhow!("{} has no limit", printable(&name, 256))) };
             if dry_run {
@@ -141,10 +145,6 @@ pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl 
             Ok(writeln!(out, "removed the limit of {}: {effect}", printable(&name, 256))?)
         }
     }
-}
-
-async fn asking(connect: &ConnectArgs) -> anyhow::Result<Store> {
-    Ok(Store::connect_to_ask(connect, "recruiter limits").await?)
 }
 
 pub(super) fn refused(error: SettingError) -> anyhow::Error {
@@ -181,44 +181,39 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
         let names = held.iter().flat_map(|holder| &holder.permits);
         names.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
     };
-    let limits: Vec<(String, Limit)> = all(&settings).collect();
-    if format.json {
-        for (name, limit) in limits {
-            let in_use = i64::try_from(in_use(&name)).unwrap_or(i64::MAX);
-            let most_waiting = waiting.get(&name).and_then(|most| i64::try_from(*most).ok());
-            let rate = limit.rate.map(|rate| rate.to_string());
-            json_line(
-                out,
-                doc! { "name": name, "capacity": limit.capacity, "rate": rate, "in_use": in_use, "most_waiting": most_waiting },
-            )?;
+    if !format.json {
+        for name in &settings.invalid {
+            writeln!(out, "the setting {} is not valid: what it would limit waits; correct or delete its document", printable(name, 256))?;
         }
-        return Ok(());
     }
-    for name in &settings.invalid {
-        writeln!(out, "the setting {} is not valid: what it would limit waits; correct or delete its document", printable(name, 256))?;
+    let limits = all(&settings).map(|(name, Limit { capacity, rate, .. })| {
+        let (in_use, most_waiting) = (in_use(&name), waiting.get(&name).copied());
+        ListedLimit { name, capacity, rate: rate.map(|rate| rate.to_string()), in_use, most_waiting }
+    });
+    Ok(print(out, format, "no resource has a limit", limits)?)
+}
+
+/// The limit of a resource or group.
+#[derive(Serialize)]
+struct ListedLimit {
+    name: String,
+    capacity: Option<u32>,
+    rate: Option<String>,
+    in_use: usize,
+    most_waiting: Option<u64>,
+}
+
+impl View for ListedLimit {
+    fn row(self) -> Row {
+        let Self { name, capacity, rate, in_use, most_waiting } = self;
+        Row::from([
+            left("NAME", printable(&name, 80)).cut_to(10),
+            right("CAPACITY", or_dash(capacity)),
+            right("IN USE", in_use),
+            left("RATE", or_dash(rate)),
+            right("MOST WAITING", or_dash(most_waiting)),
+        ])
     }
-    if limits.is_empty() {
-        return Ok(writeln!(out, "no resource has a limit")?);
-    }
-    let columns = [
-        Column::left("NAME").cut_to(10),
-        Column::right("CAPACITY"),
-        Column::right("IN USE"),
-        Column::left("RATE"),
-        Column::right("MOST WAITING"),
-    ];
-    let row = |(name, limit): &(String, Limit)| Row {
-        cells: vec![
-            printable(name, 80),
-            limit.capacity.map_or_else(|| "-".into(), |capacity| capacity.to_string()),
-            in_use(name).to_string(),
-            limit.rate.map_or_else(|| "-".into(), |rate| rate.to_string()),
-            waiting.get(name).map_or_else(|| "-".into(), u64::to_string),
-        ],
-        colour: None,
-        below: None,
-    };
-    Ok(table(out, Screen::of_stdout(), &columns, &limits.iter().map(row).collect::<Vec<_>>())?)
 }
 
 async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
@@ -229,7 +224,7 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
     if format.json {
         let holders: Vec<Document> = holders.iter().map(holder_to_document).collect();
         let (capacity, rate) = limit.map_or((None, None), |limit| (limit.capacity, limit.rate.map(|rate| rate.to_string())));
-        return Ok(json_line(
+        return Ok(document_line(
             out,
             doc! { "name": name, "is_defined": limit.is_some(), "capacity": capacity, "rate": rate, "most_waiting": most_waiting.and_then(|most| i64::try_from(most).ok()), "holders": holders },
         )?);
@@ -243,8 +238,7 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
 
 /// A worker that holds permits, for programs.
 pub(super) fn holder_to_document(holder: &PermitHolder) -> Document {
-    let jobs: Vec<String> = holder.jobs.iter().map(ToString::to_string).collect();
-    doc! { "worker": holder.worker.to_string(), "permits": holder.permits.clone(), "jobs": jobs }
+    doc! { "worker": holder.worker.to_string(), "permits": &holder.permits, "jobs": texts(&holder.jobs) }
 }
 
 /// Writes which workers hold permits, and for which jobs.
@@ -310,6 +304,16 @@ pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut im
     }
 }
 
+/// A pause.
+#[derive(Serialize)]
+struct ListedPause {
+    paused: String,
+    by: String,
+    reason: Option<String>,
+    #[serde(serialize_with = "date")]
+    at: Option<Instant>,
+}
+
 /// Lists the pauses.
 ///
 /// # Errors
@@ -326,20 +330,16 @@ pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut im
     }
     let pauses = pauses.into_iter();
     let pauses: Vec<(Paused, Pause)> = pauses.chain(store.pauses_of_lines(LINES).await?).collect();
-    if args.format.json {
-        for (paused, pause) in pauses {
-            let at = pause.at.map(bson::DateTime::from_chrono);
-            json_line(out, doc! { "paused": paused.to_string(), "by": pause.by, "reason": pause.reason, "at": at })?;
-        }
-        return Ok(());
-    }
-    if pauses.is_empty() {
+    if pauses.is_empty() && !args.format.json {
         return Ok(writeln!(out, "nothing is paused")?);
     }
-    for (paused, pause) in &pauses {
-        writeln!(out, "{}: {}", printable(&paused.to_string(), 256), paused_by(pause, store.now()))?;
+    let count = pauses.len();
+    for (paused, pause) in pauses {
+        let text = format!("{}: {}", printable(&paused.to_string(), 256), paused_by(&pause, store.now()));
+        let Pause { by, reason, at, .. } = pause;
+        line(out, args.format, &ListedPause { paused: paused.to_string(), by, reason, at }, text)?;
     }
-    if pauses.len() >= usize::try_from(LINES)? {
+    if !args.format.json && count >= usize::try_from(LINES)? {
         writeln!(out, "(of the lines, the first {LINES} are shown)")?;
     }
     Ok(())

@@ -15,7 +15,8 @@ use recruiter_common::{
 use super::{
     exit::usage,
     filter::{When, when_of_text},
-    output::{Format, json_line, moment, printable, reader_gone},
+    output::{Format, moment, printable, reader_gone},
+    view::{document_line, or_dash},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -99,10 +100,10 @@ pub(super) async fn subscribe(
 fn write_message(out: &mut impl Write, message: Message, format: Format) -> std::io::Result<()> {
     let Message { topic, body, at, position, .. } = message;
     if format.json {
-        let at = at.map_or(Bson::Null, |at| bson::DateTime::from_chrono(at).into());
-        return json_line(out, doc! { "topic": topic, "body": body, "at": at, "position": position.to_string() });
+        let at = at.map(bson::DateTime::from_chrono);
+        return document_line(out, doc! { "topic": topic, "body": body, "at": at, "position": position.to_string() });
     }
-    let at = at.map_or_else(|| "-".into(), moment);
+    let at = or_dash(at.map(moment));
     let body = Bson::Document(body).into_relaxed_extjson().to_string();
     writeln!(out, "{at}  {}  {}", printable(&topic, 120), printable(&body, 4_000))
 }

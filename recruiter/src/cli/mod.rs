@@ -28,7 +28,8 @@
 //! | `schedules_file` | the file of `schedules apply` |
 //! | `retries` | `--retry N` or a policy, of `enqueue` and `jobs retry` |
 //! | `presence` | the leading recruiter, and what the workers can do |
-//! | `output` | tables, JSON lines, safe text |
+//! | `view` | JSON lines and tables |
+//! | `output` | standard output, safe text |
 //! | `exit` | how a command ends |
 
 mod change;
@@ -55,6 +56,7 @@ mod roster;
 mod schedules;
 mod schedules_file;
 mod stats;
+pub mod view;
 mod wait;
 mod why;
 mod workers;
@@ -72,7 +74,7 @@ use recruiter_common::{
     logging::{self, LogArgs},
     secrets,
     shutdown::Shutdown,
-    store::ConnectArgs,
+    store::{ConnectArgs, ConnectError, Store},
 };
 
 use self::exit::{exit_codes, or_stopped};
@@ -206,29 +208,7 @@ enum Command {
 impl Config {
     /// The logging options: a long-running process logs what it does, a command only warnings and errors.
     pub fn log(&self) -> LogArgs {
-        match self.command {
-            Command::Run(_) => self.log.clone(),
-            Command::Dev(_)
-            | Command::Demo(_)
-            | Command::Bench(_)
-            | Command::Enqueue(_)
-            | Command::Jobs(_)
-            | Command::Graph(_)
-            | Command::Groups(_)
-            | Command::Limits(_)
-            | Command::Pause(_)
-            | Command::Resume(_)
-            | Command::Pauses(_)
-            | Command::Schedules(_)
-            | Command::Roster(_)
-            | Command::Workers(_)
-            | Command::Stats(_)
-            | Command::Events(_)
-            | Command::Publish(_)
-            | Command::Subscribe(_)
-            | Command::Files(_)
-            | Command::Consumers(_) => self.log.clone().quietly(),
-        }
+        if matches!(self.command, Command::Run(_)) { self.log.clone() } else { self.log.clone().quietly() }
     }
 
     /// Starts logging and runs the command. A second signal ends it at once.
@@ -270,6 +250,11 @@ impl Config {
         events_of_process::flush().await;
         done.and(written.map_err(Into::into))
     }
+}
+
+/// Connects: for a dry run, and to read, with no more rights than to read, and without creating anything.
+async fn connected(connect: &ConnectArgs, name: &str, is_to_ask: bool) -> Result<Store, ConnectError> {
+    if is_to_ask { Store::connect_to_ask(connect, name).await } else { Store::connect(connect, name).await }
 }
 
 /// Parses a command line.

@@ -12,8 +12,9 @@ use recruiter_common::{
 };
 
 use super::{
-    output::{Column, Format, Row, Screen, briefly_apart, json_line, printable, table, with_state},
+    output::{Format, briefly_apart, printable},
     presence::Worker,
+    view::{Row, Stored, left, or_dash, print, right, with_state},
 };
 
 /// The arguments of `roster`.
@@ -23,9 +24,6 @@ pub(super) struct RosterArgs {
     format: Format,
 }
 
-/// Index of the column with the state.
-const STATE: usize = 1;
-
 /// Lists the roster.
 ///
 /// # Errors
@@ -34,45 +32,28 @@ pub(super) async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl 
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
     let workers = store.workers().list().await?.0;
     let leader = store.leader().await?;
-    if args.format.json {
-        workers.into_iter().try_for_each(|worker| {
-            let (state, _) = state(&worker);
-            json_line(out, with_state(worker.document, state))
-        })?;
-        out.flush()?;
-        if leader.is_missing() {
-            writeln!(std::io::stderr(), "{}", leader.line())?;
-        }
-        return Ok(());
+    let now = store.now();
+    print(out, args.format, "no worker is registered", workers.iter().map(|worker| view(worker, now)))?;
+    if !args.format.json {
+        write_overdue(out, &workers)?;
+        return Ok(writeln!(out, "{}", leader.line())?);
     }
-    write(out, Screen::of_stdout(), &workers, store.now())?;
-    Ok(writeln!(out, "{}", leader.line())?)
+    out.flush()?;
+    if leader.is_missing() {
+        writeln!(std::io::stderr(), "{}", leader.line())?;
+    }
+    Ok(())
 }
 
-fn write(out: &mut impl Write, screen: Screen, workers: &[Worker], now: Instant) -> std::io::Result<()> {
-    if workers.is_empty() {
-        return writeln!(out, "no worker is registered");
-    }
-    let columns = [
-        Column::left("WORKER"),
-        Column::left("STATE"),
-        Column::left("HOST:PID").cut_to(10),
-        Column::right("FREE"),
-        Column::right("JOBS"),
-        Column::right("SEEN"),
-    ];
-    let rows: Vec<Row> = workers.iter().map(|worker| row(worker, now)).collect();
-    table(out, screen, &columns, &rows)?;
-    let is_overdue = |worker: &&Worker| worker.is_overdue();
-    let overdue = workers.iter().filter(is_overdue).count();
-    if overdue > 0 {
-        writeln!(
+fn write_overdue(out: &mut impl Write, workers: &[Worker]) -> std::io::Result<()> {
+    match workers.iter().filter(|worker| worker.is_overdue()).count() {
+        0 => Ok(()),
+        overdue => writeln!(
             out,
             "no cleaner seems to run: the roster has workers without a heartbeat for more than\n\
              twice their lease ({overdue}); start recruiter-cleaner to rescue their jobs"
-        )?;
+        ),
     }
-    Ok(())
 }
 
 /// The state of a worker, and its colour.
@@ -96,11 +77,11 @@ fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
     }
 }
 
-/// One row of the list, with the fields of the document that can be read.
-fn row(worker: &Worker, now: Instant) -> Row {
+/// The document of a worker, and a row with the fields that can be read.
+fn view(worker: &Worker, now: Instant) -> Stored {
     let document = &worker.document;
-    let text = |field, width| document.get_str(field).map_or_else(|_| "-".into(), |text| printable(text, width));
-    let number = |field| document.get(field).map_or_else(|| "-".into(), |number| printable(&number.to_string(), 12));
+    let text = |field, width| or_dash(document.get_str(field).ok().map(|text| printable(text, width)));
+    let number = |field| or_dash(document.get(field).map(|number| printable(&number.to_string(), 12)));
     let (state, colour) = state(worker);
     let works_on = match document.get("work_on") {
         Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
@@ -113,15 +94,15 @@ fn row(worker: &Worker, now: Instant) -> Row {
         Some(Bson::Array(jobs)) => jobs.len(),
         other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
     };
-    let cells = vec![
-        document
-            .get("_id")
-            .map_or_else(|| "-".into(), |id| id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())),
-        state.into(),
-        format!("{}:{}", text("hostname", 32), number("pid")),
-        format!("{}/{}", number("free"), number("capacity")),
-        jobs.to_string(),
-        document.get_datetime("last_seen_at").map_or_else(|_| "never".into(), |at| format!("{} ago", briefly_apart(at.to_chrono(), now))),
+    let id = document.get("_id").map(|id| id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex()));
+    let seen = document.get_datetime("last_seen_at").map(|at| format!("{} ago", briefly_apart(at.to_chrono(), now)));
+    let cells = [
+        left("WORKER", or_dash(id)),
+        left("STATE", state).coloured(colour),
+        left("HOST:PID", format!("{}:{}", text("hostname", 32), number("pid"))).cut_to(10),
+        right("FREE", format!("{}/{}", number("free"), number("capacity"))),
+        right("JOBS", jobs),
+        right("SEEN", seen.unwrap_or_else(|_| "never".into())),
     ];
     let listed = |names: &[String]| printable(&names.join(", "), 1_000);
     let classes = if worker.classes.is_empty() { "no classes".into() } else { format!("classes {}", listed(&worker.classes)) };
@@ -132,7 +113,7 @@ fn row(worker: &Worker, now: Instant) -> Row {
     });
     let request = request.unwrap_or_default();
     let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on, 200), text("version", 16));
-    Row { cells, colour: colour.map(|colour| (STATE, colour)), below: Some(below) }
+    Stored { document: with_state(document.clone(), state), row: Row::from(cells).below(Some(below)) }
 }
 
 #[cfg(test)]
@@ -140,7 +121,10 @@ mod tests {
     use bson::{Document, doc};
     use chrono::TimeDelta;
 
-    use super::*;
+    use super::{
+        super::view::{Screen, table},
+        *,
+    };
 
     fn now() -> Instant {
         Instant::UNIX_EPOCH + TimeDelta::hours(1)
@@ -156,8 +140,11 @@ mod tests {
         let check = |more: Document, expected: [&str; 5], below: &str| {
             let mut document = more;
             document.insert("_id", id);
-            let row = row(&Worker::of(document, now()), now());
-            assert_eq!((row.cells[1..].to_vec(), row.below.as_deref()), (expected.map(str::to_owned).to_vec(), Some(below)));
+            let row = view(&Worker::of(document, now()), now()).row;
+            assert_eq!(
+                (row.cells[1..].iter().map(|cell| cell.text.as_str()).collect::<Vec<_>>(), row.below.as_deref()),
+                (expected.to_vec(), Some(below))
+            );
         };
         check(doc! {}, ["malformed", "-:-", "-/-", "0", "never"], "on nothing; -; no classes");
         let own = doc! { "available": false, "work_on": [], "last_seen_at": seen(1) };
@@ -194,7 +181,9 @@ mod tests {
             let worker = doc! { "_id": bson::oid::ObjectId::new(), "hostname": "h".repeat(60), "pid": 1_234_567, "work_on": "*", "capacity": 10_000,
             "free": 10_000, "last_seen_at": seen(seconds_ago), "lease_ms": 20_000, "classes": classes };
             let mut out = Vec::new();
-            write(&mut out, Screen { width: 80, colours: false }, &[Worker::of(worker, now())], now()).unwrap();
+            let workers = [Worker::of(worker, now())];
+            table(&mut out, Screen { width: 80, colours: false }, &[view(&workers[0], now()).row]).unwrap();
+            write_overdue(&mut out, &workers).unwrap();
             String::from_utf8(out).unwrap()
         };
         assert!(shown(1).lines().all(|line| line.chars().count() <= 80), "{}", shown(1));

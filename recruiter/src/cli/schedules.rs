@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, io::Write, path::PathBuf};
 
 use anstyle::AnsiColor;
 use anyhow::{Context, anyhow, bail};
-use bson::{Bson, Document, doc};
+use bson::doc;
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     NewJob,
@@ -14,20 +14,24 @@ use recruiter_common::{
     schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
     spec::UnknownPolicies,
-    store::{ConnectArgs, ProcessIdentity, Store},
+    store::ConnectArgs,
 };
+use serde_json::json;
 
 use super::{
+    connected,
     exit::{or_stopped, usage},
-    output::{Column, Format, Row, Screen, briefly_apart, json_line, moment, printable, table},
+    limits::this_operator,
+    output::{Format, briefly_apart, moment, printable},
     presence::{Needs, warn_of_unmet},
     schedules_file,
+    view::{Row, Stored, extended, json_line, left, line, or_dash, print, right},
 };
 
+/// The name of this command in the logs of MongoDB.
+const NAME: &str = "recruiter schedules";
 /// Number of next runs that are shown.
 const SHOWN_NEXT: usize = 5;
-/// Index of the column with the state.
-const STATE: usize = 1;
 
 pub(super) const APPLY_EXAMPLES: &str = "\
 Creates and changes the schedules in the file, and removes those that an earlier file of the same
@@ -145,27 +149,17 @@ pub(super) async fn run(args: SchedulesArgs, connect: &ConnectArgs, shutdown: Sh
         SchedulesCommand::Show { name, format } => or_stopped(shutdown, show(&name, format, connect, out)).await,
         SchedulesCommand::Apply(args) => apply(args, connect, out).await,
         SchedulesCommand::Pause { name, reason, format } => {
-            let changed = connected(false, connect).await?.schedules().pause(&name, &who()?, &reason).await.map_err(refused)?;
+            let changed =
+                connected(connect, NAME, false).await?.schedules().pause(&name, &this_operator(), &reason).await.map_err(refused)?;
             report(out, format, &name, if changed { "paused" } else { "paused-before" }, false)
         }
         SchedulesCommand::Resume { name, format } => {
-            let changed = connected(false, connect).await?.schedules().resume(&name).await.map_err(refused)?;
+            let changed = connected(connect, NAME, false).await?.schedules().resume(&name).await.map_err(refused)?;
             report(out, format, &name, if changed { "resumed" } else { "not-paused" }, false)
         }
         SchedulesCommand::Run { name, format } => run_now(&name, format, connect, out).await,
         SchedulesCommand::Remove { names, dry_run, format } => remove(&names, dry_run, format, connect, out).await,
     }
-}
-
-/// Who pauses a schedule: the user and the machine.
-fn who() -> anyhow::Result<String> {
-    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()).unwrap_or_else(|| "unknown".into());
-    Ok(format!("{user}@{}", ProcessIdentity::of_this_process()?.hostname))
-}
-
-async fn connected(dry_run: bool, connect: &ConnectArgs) -> anyhow::Result<Store> {
-    let name = "recruiter schedules";
-    Ok(if dry_run { Store::connect_to_ask(connect, name).await? } else { Store::connect(connect, name).await? })
 }
 
 /// An invalid value is an error of the user.
@@ -174,46 +168,48 @@ fn refused(error: ScheduleError) -> anyhow::Error {
 }
 
 fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_run: bool) -> anyhow::Result<()> {
-    if format.json {
-        return Ok(json_line(out, doc! { "name": name, "outcome": outcome, "dry_run": dry_run })?);
-    }
-    Ok(writeln!(out, "{}{}: {outcome}", if dry_run { "(dry run) " } else { "" }, printable(name, 256))?)
+    let dry = if dry_run { "(dry run) " } else { "" };
+    let view = json!({ "name": name, "outcome": outcome, "dry_run": dry_run });
+    Ok(line(out, format, &view, format_args!("{dry}{}: {outcome}", printable(name, 256)))?)
 }
 
 async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = connected(true, connect).await?;
+    let store = connected(connect, NAME, true).await?;
     let (listed, now) = (store.schedules().list().await?, store.now());
-    if format.json {
-        return Ok(listed.into_iter().try_for_each(|(name, schedule)| json_line(out, to_json(&name, schedule.as_ref(), now)))?);
-    }
-    if listed.is_empty() {
-        return Ok(writeln!(out, "there are no schedules")?);
-    }
-    let columns = [
-        Column::left("NAME").cut_to(12),
-        Column::left("STATE"),
-        Column::left("SCHEDULE").cut_to(12),
-        Column::left("NEXT"),
-        Column::right("LAST"),
-    ];
-    let rows: Vec<Row> = listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), now)).collect();
-    Ok(table(out, Screen::of_stdout(), &columns, &rows)?)
+    Ok(print(out, format, "there are no schedules", listed.iter().map(|(name, schedule)| view(name, schedule.as_ref(), now)))?)
 }
 
-fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Row {
-    let name = printable(name, 256);
-    let schedule = match schedule {
-        Ok(schedule) => schedule,
-        Err(problem) => {
-            let cells = vec![name, "invalid".into(), "-".into(), "-".into(), "-".into()];
-            return Row { cells, colour: Some((STATE, AnsiColor::Red)), below: Some(printable(&problem.to_string(), 1_000)) };
+/// A schedule, or why its document is none.
+fn view(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Stored {
+    let dash = || "-".to_owned();
+    let (state, colour, [shown, next, last], below) = match schedule {
+        Err(problem) => ("invalid", AnsiColor::Red, [dash(), dash(), dash()], printable(&problem.to_string(), 1_000)),
+        Ok(schedule) => {
+            let (state, colour) = if schedule.paused.is_some() { ("paused", AnsiColor::Yellow) } else { ("active", AnsiColor::Green) };
+            let next = or_dash(schedule.next_runs(now, 1).first().map(|next| moment(*next)));
+            let last = schedule.runs.last().map_or_else(|| "never".into(), |run| format!("{} ago", briefly_apart(run.at, now)));
+            (state, colour, [printable(&schedule.schedule.to_string(), 256), next, last], below(schedule))
         }
     };
-    let (state, colour) = if schedule.paused.is_some() { ("paused", AnsiColor::Yellow) } else { ("active", AnsiColor::Green) };
-    let next = schedule.next_runs(now, 1).first().map_or_else(|| "-".into(), |next| moment(*next));
-    let last = schedule.runs.last().map_or_else(|| "never".into(), |run| format!("{} ago", briefly_apart(run.at, now)));
-    let cells = vec![name, state.into(), printable(&schedule.schedule.to_string(), 256), next, last];
-    Row { cells, colour: Some((STATE, colour)), below: Some(below(schedule)) }
+    let cells = [
+        left("NAME", printable(name, 256)).cut_to(12),
+        left("STATE", state).coloured(Some(colour)),
+        left("SCHEDULE", shown).cut_to(12),
+        left("NEXT", next),
+        right("LAST", last),
+    ];
+    // The document with its id as `name`, like everything that has a name, and with what is computed from it.
+    let mut document = doc! { "name": name, "state": state };
+    match schedule {
+        Ok(schedule) => {
+            let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(bson::DateTime::from_chrono);
+            let computed = ["_id", "name", "state"];
+            document.extend(schedule.document.clone().into_iter().filter(|(field, _)| !computed.contains(&field.as_str())));
+            document.insert("next_runs", next.collect::<Vec<_>>());
+        }
+        Err(problem) => drop(document.insert("problem", problem.to_string())),
+    }
+    Stored { document: extended(document), row: Row::from(cells).below(Some(below)) }
 }
 
 /// The second line of a row.
@@ -238,26 +234,11 @@ fn skipped_of(schedule: &StoredSchedule) -> Option<String> {
     (skipped.overlap + skipped.missed > 0).then(|| format!("skipped: {} overlapping, {} missed", skipped.overlap, skipped.missed))
 }
 
-/// The document with its id as `name`, like everything that has a name, and with what is computed from it.
-fn to_json(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Document {
-    match schedule {
-        Ok(schedule) => {
-            let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(|at| Bson::from(bson::DateTime::from_chrono(at)));
-            let mut document = doc! { "name": name, "state": if schedule.paused.is_some() { "paused" } else { "active" } };
-            let computed = ["_id", "name", "state"];
-            document.extend(schedule.document.clone().into_iter().filter(|(field, _)| !computed.contains(&field.as_str())));
-            document.insert("next_runs", next.collect::<Vec<_>>());
-            document
-        }
-        Err(problem) => doc! { "name": name, "state": "invalid", "problem": problem.to_string() },
-    }
-}
-
 async fn show(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = connected(true, connect).await?;
+    let store = connected(connect, NAME, true).await?;
     let (schedule, now) = (store.schedules().find(name).await?, store.now());
     if format.json {
-        return Ok(json_line(out, to_json(name, Ok(&schedule), now))?);
+        return Ok(json_line(out, &view(name, Ok(&schedule), now))?);
     }
     let mut line = |what: &str, text: String| writeln!(out, "{what:<10} {}", printable(&text, 4_000));
     line("name", schedule.name.clone())?;
@@ -295,15 +276,12 @@ fn run_of(run: &Run) -> String {
 }
 
 async fn run_now(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let job = connected(false, connect).await?.schedules().run_now(name).await.map_err(refused)?;
-    if format.json {
-        return Ok(json_line(out, doc! { "id": job.to_string() })?);
-    }
-    Ok(writeln!(out, "{job}")?)
+    let job = connected(connect, NAME, false).await?.schedules().run_now(name).await.map_err(refused)?;
+    Ok(line(out, format, &json!({ "id": job.to_string() }), job)?)
 }
 
 async fn remove(names: &[String], dry_run: bool, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = connected(dry_run, connect).await?;
+    let store = connected(connect, NAME, dry_run).await?;
     let known: BTreeSet<String> = store.schedules().list().await?.into_iter().map(|(name, _)| name).collect();
     let unknown: Vec<&String> = names.iter().filter(|name| !known.contains(*name)).collect();
     if let Some(name) = unknown.first() {
@@ -319,7 +297,7 @@ async fn remove(names: &[String], dry_run: bool, format: Format, connect: &Conne
 async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let unknown = if args.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
     let wanted = schedules_file::load(&args.file, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
-    let store = connected(args.dry_run, connect).await?;
+    let store = connected(connect, NAME, args.dry_run).await?;
     let wanted = wanted.with_defaults(&store.class_defaults().await?, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
     // Every conflict is found before the first change.
     for (name, schedule) in &wanted.schedules {

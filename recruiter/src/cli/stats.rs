@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use bson::doc;
 use chrono::TimeDelta;
 use clap::Args;
 use hdrhistogram::Histogram;
@@ -18,7 +19,11 @@ use recruiter_common::{
 };
 use serde_json::{Value, json};
 
-use super::output::{Column, Format, Row, Screen, moment, printable, table};
+use super::{
+    output::{Format, moment, printable},
+    view::{Row, Screen, extended, left, right, table},
+    why::said,
+};
 
 /// Period for which archived jobs are read.
 const WINDOW: TimeDelta = TimeDelta::minutes(1);
@@ -95,8 +100,9 @@ impl Held {
     }
 
     fn to_json(&self) -> Value {
-        let (Lane { group, class, gate, .. }, why) = (&self.lane, &self.why);
-        json!({ "group": group, "class": class, "gate": gate, "reason": why.reason.name(), "text": why.text, "until": why.until.map(moment) })
+        let mut json = doc! { "group": &self.lane.group, "class": &self.lane.class, "gate": &self.lane.gate };
+        json.extend(said(&self.why));
+        extended(json)
     }
 }
 
@@ -274,27 +280,31 @@ impl Statistics {
         let groups = || self.groups.iter().map(|(name, group)| (printable(name, 64), group)).chain([("(all)".into(), &self.total)]);
         let present = groups().map(|(name, group)| {
             let Waiting { queued, overdue, postponed, waits } = group.waiting;
-            Row::from(vec![name, count(queued), count(overdue), count(postponed), count(waits), group.running.to_string()])
+            Row::from([
+                left("NOW", name).cut_to(8),
+                right("QUEUED", count(queued)),
+                right("OVERDUE", count(overdue)),
+                right("POSTPONED", count(postponed)),
+                right("WAITS", count(waits)),
+                right("RUNNING", group.running),
+            ])
         });
-        let columns = [
-            Column::left("NOW").cut_to(8),
-            Column::right("QUEUED"),
-            Column::right("OVERDUE"),
-            Column::right("POSTPONED"),
-            Column::right("WAITS"),
-            Column::right("RUNNING"),
-        ];
-        table(out, screen, &columns, &present.collect::<Vec<_>>())?;
+        table(out, screen, &present.collect::<Vec<_>>())?;
         writeln!(out)?;
         let times = |times: &Times| match times.summary() {
             Some((_, p50, p99)) => format!("{p50} {p99}"),
             None => "-".into(),
         };
         let ended = groups().filter(|(_, group)| group.done + group.failed + group.cancelled + group.not_kept > 0).map(|(name, group)| {
-            let counts = [group.done, group.failed, group.cancelled].map(|count| count.to_string());
-            let [done, failed, cancelled] = counts;
-            let per_second = format!("{:.2}", self.per_second(group));
-            Row::from(vec![name, done, failed, cancelled, per_second, times(&group.latency), times(&group.execution)])
+            Row::from([
+                left("ENDED", name).cut_to(8),
+                right("DONE", group.done),
+                right("FAILED", group.failed),
+                right("CANCELLED", group.cancelled),
+                right("DONE/S", format!("{:.2}", self.per_second(group))),
+                right("LATENCY MS", times(&group.latency)),
+                right("RUNTIME MS", times(&group.execution)),
+            ])
         });
         let ended: Vec<Row> = ended.collect();
         let seconds = |window: TimeDelta| f64::from(u32::try_from(window.num_milliseconds()).unwrap_or(u32::MAX)) / 1_000.0;
@@ -303,16 +313,7 @@ impl Statistics {
         if ended.is_empty() {
             return writeln!(out, "no job ended in the last {seconds:.1} s");
         }
-        let columns = [
-            Column::left("ENDED").cut_to(8),
-            Column::right("DONE"),
-            Column::right("FAILED"),
-            Column::right("CANCELLED"),
-            Column::right("DONE/S"),
-            Column::right("LATENCY MS"),
-            Column::right("RUNTIME MS"),
-        ];
-        table(out, screen, &columns, &ended)?;
+        table(out, screen, &ended)?;
         writeln!(out, "ended: in the last {seconds:.1} s{cut}")?;
         for (name, group) in groups().filter(|(_, group)| group.not_kept > 0) {
             let name = if name == "(all)" { "all groups".into() } else { format!("group {name}") };

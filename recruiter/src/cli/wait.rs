@@ -15,7 +15,10 @@ use recruiter_common::{
     wait::WaitError,
 };
 
-use super::output::{Format, json_line, printable};
+use super::{
+    output::{Format, printable},
+    view::document_line,
+};
 
 /// Waits for a job by its id.
 ///
@@ -52,7 +55,7 @@ pub(super) async fn until_ended(
                 return Err(gone.into());
             }
             if format.json {
-                json_line(
+                document_line(
                     out,
                     doc! { "id": id.to_string(), "state": Stage::Done.word(), "why": FinishReason::DONE.as_str(), "result": Bson::Null, "kept": false },
                 )?;
@@ -92,7 +95,7 @@ fn write_end(id: JobId, stored: &StoredJob, format: Format, out: &mut impl Write
             None => drop(line.insert("result", result)),
             Some(failure) => drop(line.insert("failure", failure.clone())),
         }
-        json_line(out, line)?;
+        document_line(out, line)?;
     } else if is_done && result != Bson::Null {
         writeln!(out, "{}", result.into_relaxed_extjson())?;
     }

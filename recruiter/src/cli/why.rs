@@ -12,7 +12,8 @@ use recruiter_common::{
 
 use super::{
     limits::{holder_to_document, write_holders},
-    output::{Format, json_line, moment},
+    output::{Format, moment},
+    view::document_line,
 };
 
 /// Writes why a job does not run.
@@ -27,7 +28,7 @@ pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &
         let mut document = doc! { "id": id.to_string() };
         document.extend(said(&why));
         document.insert("holders", holders);
-        return Ok(json_line(out, document)?);
+        return Ok(document_line(out, document)?);
     }
     writeln!(out, "{}: {}", why.reason, why.text)?;
     write_holders(&why.holders, out)

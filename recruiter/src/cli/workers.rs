@@ -5,18 +5,19 @@
 use std::io::Write;
 
 use anyhow::{anyhow, bail};
-use bson::doc;
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     ids::WorkerId,
     store::{ConnectArgs, Store},
     workers::{Answer, Asked, Chosen, WorkerChange},
 };
+use serde_json::json;
 
 use super::{
     exit::usage,
     limits::this_operator,
-    output::{Format, json_line, printable},
+    output::{Format, printable},
+    view::{json_line, or_dash},
 };
 
 const EXAMPLES: &str = "\
@@ -107,13 +108,16 @@ pub(super) async fn run(args: WorkersArgs, connect: &ConnectArgs, out: &mut impl
         refused += usize::from(answer.asked.is_refused());
         if args.format.json {
             let (host, asked) = (&answer.hostname, answer.asked.word());
-            let line = doc! { "id": answer.worker.to_string(), "hostname": host, "pid": answer.pid, "outcome": asked, "message": text, "dry_run": args.dry_run };
-            json_line(out, line)?;
+            let id = answer.worker.to_string();
+            json_line(
+                out,
+                &json!({ "id": id, "hostname": host, "pid": answer.pid, "outcome": asked, "message": text, "dry_run": args.dry_run }),
+            )?;
         } else if answer.asked.is_refused() {
             out.flush()?;
             writeln!(std::io::stderr(), "{}: {text}", answer.worker)?;
         } else {
-            let pid = answer.pid.map_or_else(|| "-".into(), |pid| pid.to_string());
+            let pid = or_dash(answer.pid);
             let dry = if args.dry_run { "(dry run) " } else { "" };
             writeln!(out, "{} ({}:{pid}): {dry}{text}", answer.worker, printable(&answer.hostname, 64))?;
         }

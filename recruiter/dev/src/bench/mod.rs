@@ -27,7 +27,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::shutdown::Shutdown;
 
 use self::stage::Stage;
-use recruiter::cli::output::{Column, Row, Screen, json_line, table};
+use recruiter::cli::view::{Row, Screen, document_line, left, right, table};
 
 /// The arguments of `bench`.
 #[derive(Args, Clone, Debug)]
@@ -166,11 +166,11 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
     stage.clear().await?;
     let measured = measured?;
     if args.json {
-        json_line(out, measured)?;
+        document_line(out, measured)?;
     } else {
         let mut rows = Vec::new();
         flatten("", &measured, &mut rows);
-        table(out, Screen::of_stdout(), &[Column::left("MEASURED"), Column::right("")], &rows)?;
+        table(out, Screen::of_stdout(), &rows)?;
     }
     Ok(())
 }
@@ -185,10 +185,10 @@ fn flatten(above: &str, document: &Document, rows: &mut Vec<Row>) {
             for (number, inner) in items.iter().enumerate() {
                 flatten(&format!("{name} {}: ", number + 1), inner.as_document().unwrap_or(&Document::new()), rows);
             }
-        } else if let Some(number) = value.as_f64() {
-            rows.push(vec![name, format!("{number:.2}")].into());
         } else {
-            rows.push(vec![name, value.as_str().map_or_else(|| value.to_string(), str::to_owned)].into());
+            let text = value.as_f64().map(|number| format!("{number:.2}"));
+            let text = text.or_else(|| value.as_str().map(str::to_owned)).unwrap_or_else(|| value.to_string());
+            rows.push([left("MEASURED", name), right("", text)].into());
         }
     }
 }
