@@ -3,7 +3,11 @@
 
 use std::ops::ControlFlow;
 
-use super::{BATCH, BATCH_BYTES, filter::Contradiction, patience::Patience};
+use super::{
+    BATCH, BATCH_BYTES,
+    filter::Contradiction,
+    patience::{patiently, patiently_with},
+};
 use crate::{
     base::{ids::JobId, instant::Instant},
     enqueue::spec::JobSpec,
@@ -49,23 +53,15 @@ impl Store {
     ) -> Result<ControlFlow<()>, StoreError> {
         let mut walk = Walk::new(filter.clone());
         loop {
-            let patience = Patience::new();
-            let found = loop {
-                match self.next_matches(&mut walk).await {
-                    Err(error) if patience.allows(&error).await => {}
-                    found => break found?,
-                }
-            };
+            let found = patiently_with(&mut walk, |walk| async move {
+                let found = self.next_matches(walk).await;
+                (walk, found)
+            })
+            .await?;
             let Some(found) = found else { return Ok(ControlFlow::Continue(())) };
             for batch in cut(found, BATCH, BATCH_BYTES, |found| found.bytes) {
                 let ids: Vec<JobId> = batch.iter().map(|found| found.job).collect();
-                let patience = Patience::new();
-                let mut stored = loop {
-                    match self.jobs_by_id(&ids).await {
-                        Err(error) if patience.allows(&error).await => {}
-                        stored => break stored?,
-                    }
-                };
+                let mut stored = patiently(|| self.jobs_by_id(&ids)).await?;
                 let now = self.now();
                 for id in ids {
                     let job = stored.remove(&id).filter(|stored| stored.is_archived == filter.is_archived());

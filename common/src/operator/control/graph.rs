@@ -13,7 +13,7 @@ use super::{
     again::again,
     change::{Change, Changed, Refusal},
     operations::{Retrial, RetryNote},
-    patience::patiently,
+    patience::{patiently, patiently_with},
     revision::Revision,
 };
 use crate::{
@@ -56,7 +56,7 @@ impl Control {
             if outcomes.len() < before {
                 pause(AGAIN_AFTER * pass).await;
             }
-            let jobs = patiently(async || self.store.graph(graph).await).await?;
+            let jobs = patiently(|| self.store.graph(graph)).await?;
             let done: HashSet<JobId> = outcomes.iter().map(|(job, _)| *job).collect();
             let (open, retrying): (Vec<_>, Vec<_>) =
                 jobs.iter().filter(|job| job.is_open() && !done.contains(&job.id)).partition(|job| !job.is_retrying);
@@ -64,7 +64,7 @@ impl Control {
             if !is_all_retried && !self.dry_run {
                 // A retry that was not completed.
                 let retrying: Vec<JobId> = retrying.iter().map(|job| job.id).collect();
-                patiently(async || self.store.end_retry(&retrying, None).await).await?;
+                patiently(|| self.store.end_retry(&retrying, None)).await?;
             }
             let (waiting, others): (Vec<_>, Vec<_>) = open.into_iter().partition(|job| job.state == Stage::Waits);
             // A portion of the retry may have come between the read and its end.
@@ -97,7 +97,7 @@ impl Control {
         let mut wanted: Option<HashSet<JobId>> = None;
         // Each pass but the last one has lost a job to another process.
         loop {
-            let jobs = patiently(async || self.store.graph(graph).await).await?;
+            let jobs = patiently(|| self.store.graph(graph)).await?;
             marked.extend(jobs.iter().filter(|job| job.is_retrying).map(|job| job.id));
             let failed: HashSet<JobId> = jobs.iter().filter(|job| job.is_to_repeat()).map(|job| job.id).collect();
             let wanted = wanted.get_or_insert_with(|| failed.clone());
@@ -129,7 +129,7 @@ impl Control {
             // Those of interrupted retries at jobs that cannot be repeated, and its own.
             for (jobs, retry) in [(marked, None), (begun.notes, Some(begun.retry))] {
                 if !jobs.is_empty() {
-                    patiently(async || self.store.end_retry(&jobs, retry).await).await?;
+                    patiently(|| self.store.end_retry(&jobs, retry)).await?;
                 }
             }
         }
@@ -160,7 +160,7 @@ impl Control {
         }
         let Some(last) = jobs.last().copied() else { return Ok(()) };
         let note = RetryNote { last, retry: begun.retry };
-        let sizes = patiently(async || self.store.sizes_by_id(&jobs).await).await?;
+        let sizes = patiently(|| self.store.sizes_by_id(&jobs)).await?;
         let portions = cut(jobs, BATCH, BATCH_BYTES, |job| sizes.get(job).copied().unwrap_or(BATCH_BYTES / BATCH));
         // Between the portions, and after those of an earlier pass, the graph is open.
         let mut needs_note = portions.len() > 1 || !begun.notes.is_empty();
@@ -169,12 +169,12 @@ impl Control {
         while let Some(mut portion) = portions.next() {
             if needs_note && !has_note && !self.dry_run {
                 begun.notes.push(last);
-                if !patiently(async || self.store.begin_retry(note).await).await? {
+                if !patiently(|| self.store.begin_retry(note)).await? {
                     return Ok(());
                 }
                 has_note = true;
             }
-            let mut found = patiently(async || self.store.jobs_by_id(&portion).await).await?;
+            let mut found = patiently(|| self.store.jobs_by_id(&portion)).await?;
             let (mut retrials, mut reasons) = (Vec::new(), Vec::new());
             for job in &portion {
                 let repeated = found.remove(job).map(|stored| repetition.of(stored, followed.contains(job), self.store.now()));
@@ -199,9 +199,12 @@ impl Control {
                 outcomes.extend(retrials.into_iter().zip(reasons).map(would));
                 continue;
             }
-            let (store, session) = (&self.store, &mut self.session);
-            let note = has_note.then_some(note);
-            match patiently(async || store.retry_all_if_archived(session, &retrials, note).await).await {
+            let (store, these, note) = (&self.store, &retrials, has_note.then_some(note));
+            let enqueued = patiently_with(&mut self.session, |session| async move {
+                let enqueued = store.retry_all_if_archived(session, these, note).await;
+                (session, enqueued)
+            });
+            match enqueued.await {
                 Ok(None) => {
                     begun.is_given_up = true;
                     return Ok(());

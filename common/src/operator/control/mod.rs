@@ -37,7 +37,7 @@ use bson::Document;
 use self::{
     again::again,
     operations::Retrial,
-    patience::Patience,
+    patience::{patiently, patiently_with},
     step::{Step, revision, step, would_become},
 };
 pub use self::{
@@ -114,13 +114,7 @@ impl Control {
     /// # Errors
     /// When MongoDB cannot be used. Some of the jobs may have been changed. A repeated call recognises them.
     pub async fn change(&mut self, change: &Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
-        let patience = Patience::new();
-        let sizes = loop {
-            match self.store.sizes_by_id(jobs).await {
-                Err(error) if patience.allows(&error).await => {}
-                sizes => break sizes?,
-            }
-        };
+        let sizes = patiently(|| self.store.sizes_by_id(jobs)).await?;
         let found = jobs.iter().map(|job| Match { job: *job, bytes: sizes.get(job).copied().unwrap_or(BATCH_BYTES / BATCH) });
         let mut all = Vec::with_capacity(jobs.len());
         for batch in cut(found.collect(), BATCH, BATCH_BYTES, |found| found.bytes) {
@@ -146,13 +140,12 @@ impl Control {
             if each(&report, &[]).is_break() {
                 return Ok(Report { is_stopped: true, ..report });
             }
-            let patience = Patience::new();
-            let found = loop {
-                match self.store.next_matches(&mut walk).await {
-                    Err(error) if patience.allows(&error).await => {}
-                    found => break found?,
-                }
-            };
+            let store = &self.store;
+            let found = patiently_with(&mut walk, |walk| async move {
+                let found = store.next_matches(walk).await;
+                (walk, found)
+            })
+            .await?;
             let Some(found) = found else { return Ok(report) };
             let (before, all) = (report.looked_at, found.len() as u64);
             let ahead = walk.looked_at.min(report.length).saturating_sub(before);
@@ -182,13 +175,7 @@ impl Control {
         let mut left: Vec<JobId> = batch.iter().map(|found| found.job).collect();
         for _ in 0..READS {
             let now = self.store.now();
-            let patience = Patience::new();
-            let mut found = loop {
-                match self.store.jobs_by_id(&left).await {
-                    Err(error) if patience.allows(&error).await => {}
-                    found => break found?,
-                }
-            };
+            let mut found = patiently(|| self.store.jobs_by_id(&left)).await?;
             let steps = left.iter().map(|job| match found.remove(job) {
                 Some(stored) => (*job, step(change, *job, stored, now)),
                 None => (*job, Step::Nothing(Changed::Refused(Refusal::Unknown))),
@@ -255,25 +242,14 @@ impl Control {
         self.ask(&asked, &mut outcomes).await?;
         if !hastened.is_empty() {
             let jobs: Vec<JobId> = hastened.keys().copied().collect();
-            let patience = Patience::new();
-            let due = loop {
-                match self.store.hasten_if_unlocked(&jobs, now).await {
-                    Err(error) if patience.allows(&error).await => {}
-                    due => break due?,
-                }
-            };
+            let due = patiently(|| self.store.hasten_if_unlocked(&jobs, now)).await?;
             outcomes.extend(due.into_iter().map(|job| (job, Changed::DueNow { instead_of: hastened[&job] })));
         }
         if let Change::Alter(alteration) = change {
             self.alter(alteration, &altered, &mut groups, now, &mut outcomes).await?;
         }
         if !deleted.is_empty() {
-            let patience = Patience::new();
-            while let Err(error) = self.store.delete_archived(&deleted).await {
-                if !patience.allows(&error).await {
-                    return Err(error);
-                }
-            }
+            patiently(|| self.store.delete_archived(&deleted)).await?;
             outcomes.extend(deleted.into_iter().map(|job| (job, Changed::Deleted)));
         }
         if !groups.is_empty() {
@@ -287,13 +263,12 @@ impl Control {
         let mut batches = Batches::new(vec![all]);
         while let Some(batch) = batches.next().filter(|batch| !batch.is_empty()) {
             let retrials: Vec<Retrial> = batch.iter().map(|(retrial, _)| retrial.clone()).collect();
-            let patience = Patience::new();
-            let recorded = loop {
-                match self.store.retry_if_archived(&mut self.session, &retrials).await {
-                    Err(error) if patience.allows(&error).await => {}
-                    recorded => break recorded,
-                }
-            };
+            let (store, retrials) = (&self.store, &retrials);
+            let recorded = patiently_with(&mut self.session, |session| async move {
+                let recorded = store.retry_if_archived(session, retrials).await;
+                (session, recorded)
+            })
+            .await;
             match recorded {
                 Ok(recorded) => {
                     let enqueued = batch.into_iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
@@ -314,13 +289,12 @@ impl Control {
     }
 
     async fn archive(&mut self, archivals: Vec<Archival>, outcomes: &mut HashMap<JobId, Changed>) -> Result<(), StoreError> {
-        let patience = Patience::new();
-        let recorded = loop {
-            match self.store.finish(&mut self.session, &archivals).await {
-                Err(error) if patience.allows(&error).await => {}
-                recorded => break recorded?,
-            }
-        };
+        let (store, these) = (&self.store, &archivals);
+        let recorded = patiently_with(&mut self.session, |session| async move {
+            let recorded = store.finish(session, these).await;
+            (session, recorded)
+        })
+        .await?;
         let cancelled = archivals.iter().zip(recorded).filter(|(_, recorded)| *recorded == Recorded::Yes);
         outcomes.extend(cancelled.map(|(archival, _)| (archival.job(), Changed::Cancelled)));
         Ok(())
@@ -338,13 +312,7 @@ impl Control {
         if jobs.is_empty() {
             return Ok(());
         }
-        let patience = Patience::new();
-        let altered = loop {
-            match self.store.alter_if_unlocked(jobs, alteration.to_document()).await {
-                Err(error) if patience.allows(&error).await => {}
-                altered => break altered?,
-            }
-        };
+        let altered = patiently(|| self.store.alter_if_unlocked(jobs, alteration.to_document())).await?;
         outcomes.extend(altered.into_iter().map(|job| (job, Changed::Altered)));
         groups.extend(alteration.group.clone());
         if let Some(at) = alteration.at.filter(|at| *at > now) {
@@ -358,13 +326,7 @@ impl Control {
         if jobs.is_empty() {
             return Ok(());
         }
-        let patience = Patience::new();
-        let asked = loop {
-            match self.store.request_cancel_if_started(jobs).await {
-                Err(error) if patience.allows(&error).await => {}
-                asked => break asked?,
-            }
-        };
+        let asked = patiently(|| self.store.request_cancel_if_started(jobs)).await?;
         for job in asked.iter().take(ANNOUNCED) {
             self.store.announce_hint(Hint::Cancel { job: *job }).await;
         }

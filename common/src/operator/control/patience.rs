@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant as Monotonic};
 
+use backon::{ConstantBuilder, RetryableWithContext as _};
+
 use crate::{
     base::{shutdown::pause, telemetry::chain},
     mongo::StoreError,
@@ -10,37 +12,29 @@ use crate::{
 /// How long a batch is repeated after transient errors. It is longer than MongoDB keeps the open transaction of a
 /// killed process, which is one minute.
 const TRY_FOR: Duration = Duration::from_secs(75);
-/// Pause between two of these attempts.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// The repetitions until then.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_secs(1)).without_max_times();
 
-/// Repeats a call after transient errors, for as long as [`Patience`] allows.
-pub(crate) async fn patiently<T>(mut call: impl AsyncFnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
-    let patience = Patience::new();
-    loop {
-        match call().await {
-            Err(error) if patience.allows(&error).await => {}
-            outcome => return outcome,
-        }
-    }
+/// Repeats a call after transient errors.
+pub(crate) async fn patiently<T, F>(mut call: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    patiently_with((), |()| {
+        let called = call();
+        async { ((), called.await) }
+    })
+    .await
 }
 
-/// The time limit for repeating a call after transient errors.
-pub(crate) struct Patience {
-    since: Monotonic,
-}
-
-impl Patience {
-    pub(crate) fn new() -> Self {
-        Self { since: Monotonic::now() }
-    }
-
-    /// Whether the same call should be repeated. Waits for [`TRY_AGAIN_AFTER`] before it returns true.
-    pub(crate) async fn allows(&self, error: &StoreError) -> bool {
-        let repeat = error.is_transient() && !error.is_unauthorized() && self.since.elapsed() < TRY_FOR;
-        if repeat {
-            tracing::warn!(error = chain(error), "a batch of changes failed; trying again");
-            pause(TRY_AGAIN_AFTER).await;
-        }
-        repeat
-    }
+/// Repeats a call that changes `on`, and returns it, after transient errors.
+pub(crate) async fn patiently_with<T, C, F>(on: C, call: impl FnMut(C) -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = (C, Result<T, StoreError>)>,
+{
+    let since = Monotonic::now();
+    let call = call.retry(AGAIN).sleep(pause).context(on);
+    let call = call.when(|error: &StoreError| error.is_transient() && !error.is_unauthorized() && since.elapsed() < TRY_FOR);
+    let (_, done) = call.notify(|error, _| tracing::warn!(error = chain(error), "a batch of changes failed; trying again")).await;
+    done
 }
