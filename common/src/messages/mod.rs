@@ -17,6 +17,7 @@ mod stream;
 
 use std::time::Duration;
 
+use backon::{ConstantBuilder, Retryable as _};
 use bson::{Bson, Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use serde::{Serialize, de::DeserializeOwned};
@@ -43,8 +44,8 @@ const ENVELOPE_BYTES: usize = 4 * 1024 * 1024;
 pub const KEPT_FOR: Duration = Duration::from_secs(3_600);
 /// How long a message is sent again while MongoDB does not acknowledge it: longer than most failovers.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Pause before it is sent again.
-const AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// The repetitions until then.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_millis(100)).without_max_times();
 
 /// A message that a subscriber has received.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,16 +158,15 @@ impl Client {
 impl Store {
     async fn publish_envelope(&self, document: Document) -> Result<(), StoreError> {
         let began = std::time::Instant::now();
-        loop {
-            match self.insert_envelope(document.clone()).await {
-                // An earlier attempt, whose reply was lost, has inserted it.
-                Err(error) if error.is_duplicate() => return Ok(()),
-                Err(error) if error.is_transient() && !error.is_unauthorized() && began.elapsed() < PATIENCE => {
-                    tracing::debug!(error = chain(&error), "a message may not have arrived; sending it again");
-                    pause(AGAIN_AFTER).await;
-                }
-                other => return other,
-            }
+        let inserted = (|| self.insert_envelope(document.clone()))
+            .retry(AGAIN)
+            .sleep(pause)
+            .when(|error| error.is_transient() && !error.is_unauthorized() && began.elapsed() < PATIENCE)
+            .notify(|error, _| tracing::debug!(error = chain(error), "a message may not have arrived; sending it again"));
+        match inserted.await {
+            // An earlier attempt, whose reply was lost, has inserted it.
+            Err(error) if error.is_duplicate() => Ok(()),
+            other => other,
         }
     }
 }

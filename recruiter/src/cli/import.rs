@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow};
+use backon::{ConstantBuilder, Retryable as _};
 use indicatif::{ProgressBar, ProgressStyle};
 use recruiter_common::{
     enqueue::{EnqueueError, Enqueued, NewJob, Outcome},
@@ -39,10 +40,8 @@ use super::{
 const BATCH: usize = 1_000;
 /// Size of the read buffer in bytes. A batch has at most this many bytes plus one line.
 const READ_AHEAD: usize = 1024 * 1024;
-/// How many times a batch is sent again when MongoDB does not answer. Enough for a failover.
-const TRIES: u32 = 10;
-/// Wait between two of these tries.
-const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// When a batch is sent again that MongoDB does not answer. Enough for a failover.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_secs(1)).with_max_times(10);
 
 /// A reader of a file, line by line.
 pub(super) struct Lines {
@@ -180,27 +179,20 @@ impl<'a, W: Write> Import<'a, W> {
     /// them.
     async fn deliver(&mut self, batch: &[Numbered]) -> anyhow::Result<Option<String>> {
         let ([(first, ..), ..], [.., (last, ..)]) = (batch, batch) else { return Ok(None) };
-        let mut tries = 0;
-        let sent = loop {
-            match self.store.enqueue_when_room(batch.iter().map(|(.., job)| job.clone()), self.wait_for_room).await {
-                Ok(enqueued) => break Ok(enqueued),
-                Err(EnqueueError::Store(error)) if error.is_transient() && !error.is_unauthorized() && tries < TRIES => {
-                    tries += 1;
-                    tracing::warn!(error = chain(&error), "a batch may not have arrived; sending it again");
-                    pause(TRY_AGAIN_AFTER).await;
-                }
-                Err(EnqueueError::Store(error)) if error.is_transient() => break Err(error),
-                Err(refused) => return Ok(Some(chain(&refused))),
-            }
-        };
-        let enqueued = match sent {
+        let sent = (|| self.store.enqueue_when_room(batch.iter().map(|(.., job)| job.clone()), self.wait_for_room))
+            .retry(AGAIN)
+            .sleep(pause)
+            .when(|error| matches!(error, EnqueueError::Store(error) if error.is_transient() && !error.is_unauthorized()))
+            .notify(|error, _| tracing::warn!(error = chain(error), "a batch may not have arrived; sending it again"));
+        let enqueued = match sent.await {
             Ok(enqueued) => enqueued,
-            Err(error) => {
+            Err(EnqueueError::Store(error)) if error.is_transient() => {
                 return Err(self.stopped(
                     Exit::Unavailable,
                     &format!("lines {first} to {last} may have been enqueued; --skip {last} skips them: {}", chain(&error)),
                 ));
             }
+            Err(refused) => return Ok(Some(chain(&refused))),
         };
         self.done = *last;
         // A known id may be of an earlier attempt to send this batch.

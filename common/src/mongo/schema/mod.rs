@@ -27,6 +27,7 @@ mod validators;
 
 use std::time::{Duration, Instant as Monotonic};
 
+use backon::{ConstantBuilder, Retryable as _};
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::error::Error;
 
@@ -192,8 +193,8 @@ async fn note_in_use(client: &Client, feature: Feature) -> Result<(), StoreError
     call("note_in_use", async move { metadata.update_one(doc! { "_id": "features" }, noted).upsert(true).await }).await.map(drop)
 }
 
-/// Maximum number of attempts of a read, and the pause between two of them.
-const READS: (u32, Duration) = (20, Duration::from_millis(50));
+/// The repetitions of a read.
+const READ_AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_millis(50)).with_max_times(19);
 
 /// A read of a collection that another process may be replacing at this moment: it is repeated if MongoDB ends it for that reason.
 async fn repeated_call<T: Send + 'static, R: Future<Output = Result<T, Error>> + Send + 'static>(
@@ -201,13 +202,7 @@ async fn repeated_call<T: Send + 'static, R: Future<Output = Result<T, Error>> +
     limit: Duration,
     once: impl Fn() -> R,
 ) -> Result<T, StoreError> {
-    for _ in 1..READS.0 {
-        match call_within(limit, operation, once()).await {
-            Err(error) if error.is_cursor_lost() => pause(READS.1).await,
-            other => return other,
-        }
-    }
-    call_within(limit, operation, once()).await
+    (|| call_within(limit, operation, once())).retry(READ_AGAIN).sleep(pause).when(StoreError::is_cursor_lost).await
 }
 
 async fn run(client: &Client, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
