@@ -13,10 +13,10 @@ use serde_json::json;
 
 use super::{
     exit::usage,
-    groups_why,
     limits::refused,
     output::{Format, printable},
     view::{Row, View, json_line, left, or_dash, print, right, texts},
+    why,
 };
 
 /// In place of a value: removes the setting.
@@ -135,7 +135,7 @@ pub(super) async fn run(args: GroupsArgs, connect: &ConnectArgs, out: &mut impl 
     match args.command {
         GroupsCommand::List(args) => list(args, connect, out).await,
         GroupsCommand::Set(args) => set(args, connect, out).await,
-        GroupsCommand::Why { group, format } => groups_why::run(&group, format, connect, out).await,
+        GroupsCommand::Why { group, format } => why::run_for_group(&group, format, connect, out).await,
     }
 }
 

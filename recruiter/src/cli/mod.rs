@@ -20,7 +20,7 @@
 //! | `consumers` | `consumers`: consumer groups, whose messages become jobs |
 //! | `wait` | `jobs wait`, `enqueue --wait`: the result of a job |
 //! | `limits` | `limits`, `pause`, `resume`, `pauses` |
-//! | `why` | `jobs why`: why a job does not run |
+//! | `why` | `jobs why`, `groups why`: why a job, or those of a group, do not run |
 //! | `roster` | `roster`: workers |
 //! | `workers` | `workers quiet`, `resume`, `stop` |
 //! | `stats` | `stats`: queue depth, throughput, latency |
@@ -43,7 +43,6 @@ mod files;
 mod filter;
 mod graph;
 mod groups;
-mod groups_why;
 mod import;
 mod jobs;
 mod limits;
