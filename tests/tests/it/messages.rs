@@ -366,8 +366,6 @@ async fn messages_through_failovers() -> bool {
         }
         *expected = n + 1;
     }
-    let total: i64 = sent.values().sum();
-    println!("{total} messages through a step-down and a kill; wrong: {wrong:?}");
     assert!(wrong.is_empty() && seen == sent, "{wrong:?} {seen:?} {sent:?}");
     true
 }

@@ -186,21 +186,23 @@ async fn a_fault_of_tls_says_what_it_is_and_what_to_do() {
     let encrypted = tempfile::NamedTempFile::new().unwrap();
     fs::write(&encrypted, "-----BEGIN CERTIFICATE-----\n-----BEGIN ENCRYPTED PRIVATE KEY-----\n").unwrap();
     let encrypted = format!("tls=true&tlsCertificateKeyFile={}", encrypted.path().display());
-    for (mongo, options, code, expected) in [
+    let cases = [
         (&elsewhere, String::new(), 69, "the server uses TLS: write tls=true"),
         (&elsewhere, "tls=true".into(), 69, "write tlsCAFile=FILE"),
         (&elsewhere, format!("tls=true&tlsCAFile={}", file("ca.pem")), 69, "does not have the name of the host"),
         (&own, format!("tls=true&tlsCAFile={}", file("own-authority.crt")), 69, "certificate of an authority as its own"),
         (&own, format!("tls=true&tlsCAFile={}", file("README.md")), 2, "no line with `BEGIN CERTIFICATE`"),
         (&own, encrypted, 2, "openssl pkey"),
-    ] {
+    ];
+    let check = |(mongo, options, code, expected): (&EmbeddedMongo, String, i32, &str)| {
         let uri = format!("mongodb://127.0.0.1:{}/jobs?{options}", mongo.port());
         let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "8s")]);
         assert_eq!(said.code, code, "{options}: {}", said.err);
         // If it waits, it says so in the log before the end.
         let times = if code == 69 { 2 } else { 1 };
         assert!(said.err.matches(expected).count() >= times && !said.err.contains("the network"), "{options}: {}", said.err);
-    }
+    };
+    std::thread::scope(|scope| cases.into_iter().for_each(|case| drop(scope.spawn(move || check(case)))));
 }
 
 /// As with a container whose MongoDB names itself by its port inside: its names can be resolved, and do not answer.

@@ -89,12 +89,9 @@ pub(crate) async fn examine(client: &Client) -> Result<Vec<Found>, StoreError> {
     let (mut has_our_jobs, mut foreign) = (false, Vec::new());
     for found in &mut found {
         found.is_listed = found.uuid != Bson::Null && uuid_in(&known, &found.name) == Some(&found.uuid);
-        let may_be_ours = match found.kind {
-            _ if found.is_of_bucket() => has_files,
-            // Its validator says little.
-            Kind::Messages => !is_new || has_our_jobs,
-            _ => !is_new || has_our_jobs || has_our_validator(found),
-        };
+        // The validator of messages says little.
+        let looks_ours = found.kind != Kind::Messages && has_our_validator(found);
+        let may_be_ours = if found.is_of_bucket() { has_files } else { !is_new || has_our_jobs || looks_ours };
         // The documents of an earlier release in `metadata` are not known.
         let is_metadata = found.name == "metadata" && has_our_jobs && !found.is_special;
         let is_ours = found.is_listed || is_metadata || (may_be_ours && is_ours(client, found, is_new).await?);
