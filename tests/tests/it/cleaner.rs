@@ -281,7 +281,7 @@ async fn damage(database: &TestDatabase) {
 async fn strange_roster_documents_are_warned_of_once_and_hide_no_worker() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let base = doc! { "available": true, "free": 3, "work_on": "*", "classes": ["noop"], "channel": 0 };
+    let base = doc! { "available": true, "free": 3, "work_on": "*", "working_on": [], "classes": ["noop"], "channel": 0 };
     let strange = |more: Document| {
         let mut document = base.clone();
         document.insert("_id", WorkerId::new());

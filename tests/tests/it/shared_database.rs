@@ -347,7 +347,7 @@ async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() 
     let own = store(&database).await;
     let mut theirs = of_an_application(2);
     theirs[0].insert("work_on", "the roof");
-    theirs[1].extend(doc! { "_id": "ada", "work_on": "the roof", "lease_ms": 5 });
+    theirs[1].extend(doc! { "_id": "ada", "work_on": "the roof", "working_on": "it" });
     database.raw("roster").insert_many(&theirs).await.unwrap();
     let quick = &["--dead-after", "1500ms", "--every", "150ms"];
     let mut system = System::start(
