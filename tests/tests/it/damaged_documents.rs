@@ -221,6 +221,8 @@ async fn no_type_of_a_field_in_metadata_stops_a_duty() {
     store.events([Pattern::new("a").unwrap()], None).await.unwrap().close().await;
     store.put_file(JobId::new(), "x", "content".as_bytes()).await.unwrap();
     let metadata = database.raw("metadata");
+    // These recruiters listen nowhere.
+    metadata.insert_one(doc! { "_id": "relay", "term": 1_i64, "secret": "x", "address": "127.0.0.1:1" }).await.unwrap();
     let mut system = start();
     all_goes_on(&database, "before").await;
     for other in [Bson::from("x"), vec![Bson::from("x")].into(), 5.5.into(), doc! { "x": [1, 2] }.into(), Bson::Null] {
