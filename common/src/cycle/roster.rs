@@ -28,7 +28,10 @@ use crate::{
         ids::{JobId, LeaseTerm, RoundId, WorkerId},
         instant::Instant,
     },
-    mongo::{Channel, Store, StoreError, call, schema},
+    mongo::{
+        Channel, Store, StoreError, call,
+        schema::{self, any_worker},
+    },
     roster,
     roster::{AvailableWorker, ClassSlots, Offered, ProcessIdentity, RegisteredWorker, Request, WorkOn},
 };
@@ -250,7 +253,7 @@ impl Store {
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();
-        let filter = doc! { "$and": [{ "$or": [{ "term": { "$lt": term } }, { "term": null }] }, schema::any_worker()] };
+        let filter = doc! { "$and": [{ "$or": [{ "term": { "$lt": term } }, { "term": null }] }, any_worker()] };
         let stamped = call("stamp_term", async move { roster.update_many(filter, doc! { "$set": { "term": term } }).await }).await?;
         Ok(stamped.modified_count)
     }
