@@ -172,10 +172,12 @@ job('times', ({ late }, job) => {
   const refused = [];
   const failures = [Failed, GiveUp].map((failure) => (retryAfter) => new failure('', { retryAfter }));
   for (const call of [(after) => new Snooze(after), (after) => job.extend(after), ...failures]) {
-    try {
-      call(NaN);
-    } catch (error) {
-      refused.push(error.message);
+    for (const nan of [NaN, Number('x')]) {
+      try {
+        call(nan);
+      } catch (error) {
+        refused.push(error.message);
+      }
     }
   }
   job.extend(-5);
@@ -372,7 +374,7 @@ async fn times_are_as_documented(setting: &Setting) {
     let times = setting.run("times", doc! {}).await;
     assert_eq!((times.get_str("why").unwrap(), number(&times, "interruptions"), number(&times, "attempts")), ("done", 1, 3), "{times}");
     let refused = times.get_array("result").unwrap();
-    assert!([4, 8].contains(&refused.len()) && refused.iter().all(|said| said.as_str().unwrap().contains("NaN")), "{times}");
+    assert!(refused.len() == 8 && refused.iter().all(|said| said.as_str().unwrap().contains("NaN")), "{times}");
     assert!(!times.contains_key("log"), "nothing was ignored: {times}");
     let waits = doc! { "_id": late, "locked": false, "interruptions": 1 };
     let waits = async || setting.database.raw("scheduled").find_one(waits.clone()).await.unwrap();
