@@ -45,7 +45,7 @@ OPAQUE = {
     "foreign": "documents of an application: it::shared_database::each_collection…",
     "condition": "which classes and outcomes a period of retention covers: guards::retention::retention_by_class…",
     "any_worker": "documents of an application: it::shared_database::the_cleaner_leaves…",
-    "is_not_before": "no later term, in cells of rates and the relay: guards::limits::the_cells_of_slow_rates…",
+    "later_in": "no later term, in cells of rates and the relay: guards::limits::the_cells_of_slow_rates…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
     "ours": "documents of Recruiter: it::shared_database::what_looks_like_ours…",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
