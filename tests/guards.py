@@ -45,7 +45,7 @@ OPAQUE = {
     "foreign": "documents of an application: it::shared_database::each_collection…",
     "condition": "which classes and outcomes a period of retention covers: guards::retention::retention_by_class…",
     "any_worker": "documents of an application: it::shared_database::the_cleaner_leaves…",
-    "later_in": "no later term, in cells of rates and the relay: guards::limits::the_cells_of_slow_rates…",
+    "no_later_in": "no later term, in cells of rates and the relay: guards::limits::the_cells_of_slow_rates…",
     "fields": "what a person asks to see in a list: tests/tests/it/cli.rs and operator.rs",
     "ours": "documents of Recruiter: it::shared_database::what_looks_like_ours…",
     "range": "where a walk over many jobs goes on: tests/tests/it/operator.rs",
@@ -406,7 +406,7 @@ class Filters:
         if source.code[value[0]] != "[":
             return self.follow(source, value, f"the members of `{path[-1]}`")
         for index, (start, _) in enumerate(split(source.code, value[0] + 1)):
-            if (call := re.match(r"(\w+)\(", source.code[start:])) and call[1] in OPAQUE:
+            if (call := re.match(r"(?:\w+\.)*(\w+)\(", source.code[start:])) and call[1] in OPAQUE:
                 continue
             entries, way = self.entries(source, start), [*path, str(index)]
             if len(entries) > 1 or self.is_logical(source, start):

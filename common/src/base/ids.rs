@@ -96,10 +96,10 @@ impl LeaseTerm {
     /// A term from here on was written by hand: no term could follow it.
     pub(crate) const END: i64 = i64::MAX / 2;
 
-    /// The condition, for a `$nor`, that a field has a later term. A value that cannot be a term counts as none.
-    pub(crate) fn later_in(self, field: &str) -> Document {
+    /// The condition that a field has no later term. A value that cannot be a term counts as none.
+    pub(crate) fn no_later_in(self, field: &str) -> Document {
         let later = doc! { "$gt": self.0, "$lt": Self::END, "$type": ["int", "long"], "$not": { "$type": "array" } };
-        doc! { field: later }
+        doc! { "$nor": [{ field: later }] }
     }
 }
 

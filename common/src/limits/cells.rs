@@ -134,14 +134,14 @@ impl Store {
     /// Loses when a later leader has written a cell, or somebody a later term: then the caller's term is over. The next one is later than that.
     pub async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<bool, StoreError> {
         let cells = cells.iter().map(|(resource, cell)| {
-            let of_no_later = doc! { "_id": id_of_cell(resource), "$nor": [term.later_in("term")] };
+            let of_no_later = doc! { "_id": id_of_cell(resource), "$and": [term.no_later_in("term")] };
             let mut set = document_of(*cell);
             set.insert("term", term);
             doc! { "q": of_no_later, "u": { "$set": set }, "upsert": true }
         });
         let fast = fast.map(|fast| {
             let limit = |(name, until): (&String, &Option<Instant>)| doc! { "name": name, "until": until.map(bson::DateTime::from_chrono) };
-            let of_no_later = doc! { "_id": "rates", "$nor": [term.later_in("fast_term")] };
+            let of_no_later = doc! { "_id": "rates", "$and": [term.no_later_in("fast_term")] };
             doc! { "q": of_no_later, "u": { "$set": { "fast": fast.iter().map(limit).collect::<Vec<_>>(), "fast_term": term } } }
         });
         // The fast limits come last: while a limit that has become slow counts as fast, its kept cell is not needed.

@@ -12,7 +12,6 @@
 //! | `export` | `jobs export`: jobs as lines of JSON |
 //! | `graph` | `graph enqueue`, `show`, `cancel`, `retry`: jobs that wait for each other |
 //! | `groups` | `groups list`, `groups set`: the settings of groups |
-//! | `groups_why` | `groups why`: why the jobs of a group do not run |
 //! | `files` | `files list`, `get`, `put`, `delete`: the files of jobs |
 //! | `filter` | which jobs a command is about |
 //! | `events` | `events`: what happens to jobs and workers |

@@ -92,7 +92,7 @@ impl Store {
     /// Filter: the relay, of no later term. Index: `_id`. Invariant: none.
     async fn announce_relay(&self, term: LeaseTerm, at: &Rendezvous) -> Result<(), StoreError> {
         let metadata = self.metadata.clone();
-        let filter = doc! { "_id": RELAY, "$nor": [term.later_in("term")] };
+        let filter = doc! { "_id": RELAY, "$and": [term.no_later_in("term")] };
         let socket = at.socket.as_ref().map(|socket| socket.to_string_lossy().into_owned());
         let address = at.address.as_ref().map(ToString::to_string);
         let relay = doc! { "term": term, "boot_id": this_boot(), "socket": socket, "address": address, "secret": &at.secret };
