@@ -56,7 +56,7 @@
 //! | `transaction` | a workable's own transaction, which ends its job |
 //! | `registry` | the classes of a worker |
 //! | `config` | settings |
-//! | `process` | flags, and a worker as a process; without the feature, `no_process` names it |
+//! | `process`, `no_process` | flags, and a worker as a process; without the feature a compiler error that names it |
 //! | `engine` | takes jobs, runs them, records their outcomes |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |

@@ -1,6 +1,6 @@
 //! A job that this worker can start: read, of its classes and groups, with a policy that it knows.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use chrono::TimeDelta;
 use recruiter_common::{
@@ -30,6 +30,8 @@ pub(crate) struct Startable {
     permit: Option<Permit>,
     /// The date of a job that is started before it.
     early: Option<Instant>,
+    /// Its place among the jobs of this worker.
+    position: Position,
 }
 
 impl Startable {
@@ -38,13 +40,15 @@ impl Startable {
         history.attempts += 1;
         let decision = policy.as_ref().ok().and_then(|policy| guarded(|| policy.decide(&history, died, now)).ok());
         let if_worker_dies = decision.unwrap_or(Decision::Archive(FinishReason::WORKER_DIED)).into();
-        Self { job, policy, if_worker_dies, permit, early: None }
+        let position = (Reverse(job.settings.priority().get().into()), job.due().unwrap_or_default(), job.id);
+        Self { job, policy, if_worker_dies, permit, early: None, position }
     }
 
     /// The same, to be started even before its date. The start repeats that date; for everything else the job is due at `now`.
     pub(crate) fn early(mut self, now: Instant) -> Self {
         if let Some(due) = self.job.due().filter(|due| *due > now) {
             self.early = Some(due);
+            self.position.1 = now;
             Arc::make_mut(&mut self.job).state = JobState::Scheduled { at: now };
         }
         self
@@ -58,9 +62,23 @@ impl Startable {
         self.job.id
     }
 
-    /// Its position in the order of jobs.
+    /// Its place among the jobs of this worker: its position in the order of all jobs, or an earlier one.
     pub(super) fn position(&self) -> Position {
-        (Reverse(self.job.settings.priority().get().into()), self.job.due().unwrap_or_default(), self.job.id)
+        self.position
+    }
+
+    /// Puts these jobs of one assignment into the order of the recruiter, which knows of ageing and weights: each gets a place before those
+    /// that come later in `assigned`. More urgent jobs of other assignments still overtake them.
+    pub(crate) fn keep_order(jobs: &mut [Self], assigned: &[JobId]) {
+        let order: HashMap<JobId, usize> = assigned.iter().enumerate().map(|(index, job)| (*job, index)).collect();
+        jobs.sort_by_key(|job| order.get(&job.id()).copied());
+        let mut next: Option<Position> = None;
+        for job in jobs.iter_mut().rev() {
+            if let Some((priority, at, _)) = next.filter(|next| *next < job.position) {
+                job.position = (priority, at.checked_sub_signed(TimeDelta::nanoseconds(1)).unwrap_or(at), job.id());
+            }
+            next = Some(job.position);
+        }
     }
 
     /// Whether it may be locked ahead. A job that others wait for, or that may no longer start later, may not.
@@ -159,6 +177,19 @@ pub(super) mod tests {
         job.extend(fields);
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
         Startable::new(Arc::new(Job::try_from(job).expect("a job")), Ok(policy), None, &died, bson::DateTime::now().to_chrono())
+    }
+
+    #[test]
+    fn the_order_of_an_assignment_is_kept_and_more_urgent_jobs_of_another_come_first() {
+        let job = |priority: i32| startable(doc! { "priority": priority }, Arc::new(DoNotDoItAgain));
+        let mut jobs = vec![job(5), job(9), job(5), job(0)];
+        let aged = jobs[3].id();
+        let assigned: Vec<JobId> = [0, 3, 1, 2].map(|index: usize| jobs[index].id()).into();
+        Startable::keep_order(&mut jobs, &assigned);
+        let (first, next) = (job(9).position(), job(8).position());
+        assert_eq!(jobs.iter().map(Startable::id).collect::<Vec<_>>(), assigned);
+        assert!(jobs.is_sorted_by_key(Startable::position) && jobs[1].id() == aged && jobs[1].position() < first);
+        assert!(jobs[2].position() < next && next < jobs[3].position(), "the order of all jobs otherwise");
     }
 
     #[test]

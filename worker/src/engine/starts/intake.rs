@@ -49,11 +49,11 @@ impl Intake {
         let now = self.dependencies().store.now();
         let unlocked = self.reading.unlocked(jobs).await?;
         self.dependencies().watchdog.progress();
-        Ok(self.startable(unlocked, permits, now))
+        Ok(self.startable(jobs, unlocked, permits, now))
     }
 
-    /// The jobs whose class, group and retry policy this worker serves. A document that is not a job is archived.
-    fn startable(&mut self, unlocked: Vec<Unlocked>, mut permits: Permits, now: Instant) -> Vec<Startable> {
+    /// The jobs whose class, group and retry policy this worker serves, in the order of the assignment. A document that is not a job is archived.
+    fn startable(&mut self, jobs: &[JobId], unlocked: Vec<Unlocked>, mut permits: Permits, now: Instant) -> Vec<Startable> {
         let mut startable = Vec::with_capacity(unlocked.len());
         let died = Failure::new(failure::WORKER_DIED, "the worker died");
         for found in unlocked {
@@ -83,7 +83,10 @@ impl Intake {
             }
         }
         match &self.dependencies().source {
-            Source::Roster => startable,
+            Source::Roster => {
+                Startable::keep_order(&mut startable, jobs);
+                startable
+            }
             // The others are for the workers.
             Source::Own(own) => startable.into_iter().filter(|job| own.is_unchanged(job.job())).map(|job| job.early(now)).collect(),
         }
