@@ -28,6 +28,7 @@ use crate::{
         ids::{JobId, LeaseTerm, RoundId, WorkerId},
         instant::Instant,
     },
+    limits::cells::any_cell,
     mongo::{
         Channel, Store, StoreError, call,
         schema::{self, any_worker},
@@ -249,25 +250,24 @@ impl Store {
 
     /// Writes a leader's term into every worker, so that no earlier leader can assign to it any more.
     ///
-    /// Filter: a worker with an earlier term or none. Index: none, the roster is small. Invariant: one leader assigns (jobs are safe
+    /// Filter: a worker without a later term. Index: none, the roster is small. Invariant: one leader assigns (jobs are safe
     /// without it).
     pub async fn stamp_term(&self, term: LeaseTerm) -> Result<u64, StoreError> {
         let roster = self.roster.clone();
-        let filter = doc! { "$and": [{ "$or": [{ "term": { "$lt": term } }, { "term": null }] }, any_worker()] };
+        let filter = doc! { "$and": [term.no_later_in("term"), any_worker()] };
         let stamped = call("stamp_term", async move { roster.update_many(filter, doc! { "$set": { "term": term } }).await }).await?;
         Ok(stamped.modified_count)
     }
 
     /// The highest term in the roster, and in what leaders keep in `metadata`; zero when none is there.
     ///
-    /// Filter: none. Index: none, the collections are small. Invariant: one leader in each term, also when the lease was
-    /// deleted.
+    /// Filter: in `metadata`, the documents with a term. Index: `_id`, and none in the roster, which is small. Invariant: one leader in each
+    /// term, also when the lease was deleted.
     pub async fn highest_term(&self) -> Result<LeaseTerm, StoreError> {
         let (roster, metadata) = (self.roster_as_it_is(), self.metadata.clone_with_type::<RawDocumentBuf>());
         let fields = doc! { "term": 1, "fast_term": 1 };
-        // Without the lease: its own term may be damaged.
-        let of_leaders =
-            doc! { "_id": { "$ne": "recruiter" }, "$or": [{ "term": { "$exists": true } }, { "fast_term": { "$exists": true } }] };
+        // Not in the lease, whose term may be damaged.
+        let of_leaders = doc! { "$or": [{ "_id": any_cell() }, { "_id": { "$in": ["rates", "relay"] } }] };
         let found: Vec<RawDocumentBuf> = call("highest_term", async move {
             let mut found: Vec<_> = roster.find(doc! {}).projection(fields.clone()).batch_size(10_000).await?.try_collect().await?;
             let kept: Vec<_> = metadata.find(of_leaders).projection(fields).batch_size(10_000).await?.try_collect().await?;

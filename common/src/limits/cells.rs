@@ -59,7 +59,8 @@ fn id_of_cell(resource: &str) -> String {
     format!("{CELL}{resource}")
 }
 
-fn any_cell() -> Document {
+/// The ids of all kept cells.
+pub(crate) fn any_cell() -> Document {
     // `;` follows `:`.
     doc! { "$gte": CELL, "$lt": "rate;" }
 }

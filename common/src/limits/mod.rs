@@ -190,7 +190,7 @@ pub(crate) fn check_limit(limit: Limit) -> Result<(), InvalidSetting> {
 /// Checks the name of a resource.
 ///
 /// # Errors
-/// As [`check_stored_resource`], and when it begins or ends with a blank.
+/// When it is empty or too long, has a character with a meaning of its own, or begins or ends with a blank.
 pub fn check_resource(name: &str) -> Result<(), InvalidSetting> {
     check_stored_resource(name)?;
     check_trimmed_name(name).map_err(|problem| InvalidSetting(format!("the name of a resource {problem}")))

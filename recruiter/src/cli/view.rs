@@ -1,6 +1,6 @@
 //! What the commands print about things: JSON for programs, tables for people.
 //!
-//! Each thing is a struct, a [`View`]. JSON is MongoDB's relaxed extended JSON, one object per line.
+//! Each thing is a struct, a `View`. JSON is MongoDB's relaxed extended JSON, one object per line.
 
 use std::{
     fmt::Display,

@@ -155,7 +155,7 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_s
         assert!(keep(1, "api", now + hour).await.unwrap(), "{nonsense} is no term");
     }
     assert!(keep(1, "@mail", now - hour).await.unwrap());
-    let long_ago = doc! { "_id": "not a cell", "cell": bson::DateTime::from_millis(0) };
+    let long_ago = doc! { "_id": "not a cell", "cell": bson::DateTime::from_millis(0), "term": 99_i64 };
     setting.database.raw("metadata").insert_one(long_ago).await.unwrap();
     let kept = setting.store.kept_cells(LeaseTerm(2)).await.unwrap();
     assert_eq!(setting.count("metadata", doc! { "_id": "not a cell" }).await, 1);

@@ -26,10 +26,13 @@ async fn a_worker_is_announced_before_its_first_round_and_while_it_lives() {
 async fn a_term_is_given_to_who_has_none_raised_and_never_lowered() {
     let setting = Setting::new().await;
     let (lower, higher, none) = (setting.worker(1).await, setting.worker(1).await, announcement(1));
-    setting.set("roster", higher, doc! { "term": 5_i64 }).await;
+    let (text, beyond) = (setting.worker(1).await, setting.worker(1).await);
+    for (worker, term) in [(higher, Bson::Int64(5)), (text, "x".into()), (beyond, Bson::Int64(i64::MAX))] {
+        setting.set("roster", worker, doc! { "term": term }).await;
+    }
     setting.store.register(&none).await.unwrap();
-    assert_eq!(setting.store.stamp_term(LeaseTerm(3)).await.unwrap(), 2);
-    for (worker, term) in [(lower, 3), (none.id, 3), (higher, 5)] {
+    assert_eq!(setting.store.stamp_term(LeaseTerm(3)).await.unwrap(), 4);
+    for (worker, term) in [(lower, 3), (none.id, 3), (higher, 5), (text, 3), (beyond, 3)] {
         assert_eq!(setting.found("roster", worker).await.unwrap().get_i64("term").unwrap(), term);
     }
 }
