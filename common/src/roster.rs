@@ -509,8 +509,8 @@ mod tests {
         assert_eq!(unreadable, ["last_seen_at", "lease_ms", "assigned_to"]);
         assert_eq!((worker.last_seen_at, worker.lease, worker.sessions), (None, DEFAULT_LEASE, vec![session]));
         assert_eq!((worker.jobs, worker.retired, worker.process), (vec![working], false, None));
-        assert!(read(&doc! { "_id": id, "work_on": "*" }).is_some());
-        assert!(read(&doc! { "_id": id, "name": "Ada", "available": true }).is_none(), "a document of an application");
+        assert!(read(&doc! { "_id": id, "work_on": "*", "lease_ms": 5 }).is_some());
+        assert!(read(&doc! { "_id": id, "name": "Ada", "work_on": "mail" }).is_none(), "a document of an application");
         strange.insert("_id", "by hand");
         assert!(read(&strange).is_none(), "not a worker");
     }
@@ -532,7 +532,8 @@ mod tests {
     #[test]
     fn text_that_is_not_utf8_hides_nothing_else() {
         let id = WorkerId::new();
-        let document = RawDocumentBuf::try_from(&doc! { "_id": id, "hostname": "h\u{7f}st", "lease_ms": 5_000 }).expect("a document");
+        let document =
+            RawDocumentBuf::try_from(&doc! { "_id": id, "hostname": "h\u{7f}st", "lease_ms": 5_000, "work_on": "*" }).expect("a document");
         let bytes: Vec<u8> = document.into_bytes().into_iter().map(|byte| if byte == 0x7f { 0xff } else { byte }).collect();
         let document = RawDocumentBuf::from_bytes(bytes).expect("a document");
         assert!(Document::try_from(&*document).is_err(), "it is not UTF-8");
