@@ -135,6 +135,7 @@ pub async fn prepare(world: &mut World) {
     world.limit("printer", Limit::new(Some(1), Some(rate))).await;
     world.store.prepare_limited_jobs().await.expect("MongoDB is there");
     world.store.prepare_graphs().await.expect("MongoDB is there");
+    world.store.put_file(JobId::new(), "of-a-job-that-is-not-there-yet", &b"content"[..]).await.expect("MongoDB is there");
     world.store.heads_of_lines(&[&gate_of_line(LINE)]).await.expect("MongoDB is there");
 }
 
