@@ -58,8 +58,7 @@ impl Local {
     pub fn recruiter_over(connect: ConnectArgs, flags: &[&str]) -> Self {
         let args = RecruiterFlags::parse_from([&["recruiter"], flags].concat()).run;
         let (trigger, shutdown) = Shutdown::manual();
-        let task = tokio::spawn(async move { recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success) });
-        Self { trigger, task }
+        Self::spawn(trigger, async move { recruiter::run::run(args, &connect, shutdown).await.map(|()| Exit::Success) })
     }
 
     /// Starts a worker with these classes.
@@ -71,7 +70,16 @@ impl Local {
     pub fn worker_over(connect: ConnectArgs, worker: Worker, flags: &[&str]) -> Self {
         let args = Flags::parse_from([&["worker"], flags].concat()).worker;
         let (trigger, shutdown) = Shutdown::manual();
-        let task = tokio::spawn(async move { Ok(worker.run(connect, args, shutdown).await?.into()) });
+        Self::spawn(trigger, async move { Ok(worker.run(connect, args, shutdown).await?.into()) })
+    }
+
+    /// Prints the error with which it ends: a test that waits for what it would have done does not look at the task.
+    fn spawn(trigger: Trigger, main: impl Future<Output = anyhow::Result<Exit>> + Send + 'static) -> Self {
+        let task = tokio::spawn(async {
+            let ended = main.await;
+            let _ = ended.as_ref().inspect_err(|error| eprintln!("a process within the test ended: {error:#}"));
+            ended
+        });
         Self { trigger, task }
     }
 

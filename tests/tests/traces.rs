@@ -184,6 +184,7 @@ async fn a_bundle_is_one_span_which_has_failed_if_an_item_has() {
 async fn a_job_without_a_valid_trace_is_the_root_of_a_new_one() {
     LazyLock::force(&ENDED);
     let database = TestDatabase::new().await;
+    let _creates_the_collections = store(&database).await;
     let (_recruiter, _worker) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(), &[]));
     let mut jobs = Vec::new();
     for trace in [None, Some("no trace"), Some("00-00000000000000000000000000000000-0000000000000000-01")] {
