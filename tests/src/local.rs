@@ -74,6 +74,7 @@ impl Local {
     }
 
     /// Prints the error with which it ends: a test that waits for what it would have done does not look at the task.
+    #[expect(clippy::print_stderr, reason = "for the output of the test")]
     fn spawn(trigger: Trigger, main: impl Future<Output = anyhow::Result<Exit>> + Send + 'static) -> Self {
         let task = tokio::spawn(async {
             let ended = main.await;

@@ -30,7 +30,7 @@ use std::{
     sync::Arc,
 };
 
-use bson::{Document, RawDocumentBuf, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
 use mongodb::{
     ClientSession, Collection,
@@ -404,11 +404,15 @@ impl Store {
         let jobs: Vec<JobId> = batch.iter().map(|job| job.claim.job).collect();
         let filter = doc! { "_id": { "$in": jobs }, "locked": false };
         let found: Vec<Document> = call("reschedule_if_claimed", async move {
-            scheduled.find(filter).projection(doc! { "last_execution.start": 1 }).await?.readable().await
+            scheduled.find(filter).projection(doc! { "last_execution.start": 1, "last_execution.crashed": 1 }).await?.readable().await
         })
         .await?;
-        let unlocked: HashSet<(JobId, StartId)> = found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?))).collect();
-        let is_unlocked = |job: &Rescheduling| unlocked.contains(&(job.claim.job, job.claim.start));
+        let unlocked: HashSet<(JobId, StartId, bool)> =
+            found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?, is_of_rescue(job)))).collect();
+        let is_unlocked = |job: &Rescheduling| {
+            let is_of_rescue = job.last.as_ref().is_some_and(|last| last.crashed == Some(true));
+            unlocked.contains(&(job.claim.job, job.claim.start, is_of_rescue))
+        };
         // A release leaves no trace of its start, so it may have been written. A hint too many is harmless.
         self.follow_rescheduled(batch.iter().filter(|job| job.history.is_none() || is_unlocked(job))).await;
         Ok(batch.iter().map(|job| if is_unlocked(job) { Recorded::Yes } else { Recorded::ClaimLost }).collect())
@@ -470,14 +474,25 @@ fn filter_of(batch: &[Archival]) -> Document {
     doc! { "$or": any }
 }
 
-/// A filter for those of these jobs that the same start has archived.
+/// A filter for those of these jobs that the same process has archived: the holder of the start, or a cleaner after the holder's death. What
+/// a cleaner has written of a start is not the end that the holder writes late.
 fn archived_before(batch: &[Archival]) -> Option<Document> {
-    let same = |archival: &Archival| match &archival.guard {
-        Guard::Claimed(claim) if archival.document().is_some() => Some(doc! { "_id": claim.job, "last_execution.start": claim.start }),
-        Guard::Claimed(_) | Guard::Unlocked(_) => None,
+    let same = |archival: &Archival| match (&archival.guard, archival.document()) {
+        (Guard::Claimed(claim), Some(document)) => {
+            let execution = document.get_document("last_execution");
+            let is_of_rescue = execution.is_ok_and(|execution| execution.get_bool("crashed").unwrap_or(false));
+            let crashed = if is_of_rescue { Bson::from(true) } else { doc! { "$ne": true }.into() };
+            Some(doc! { "_id": claim.job, "last_execution.start": claim.start, "last_execution.crashed": crashed })
+        }
+        _ => None,
     };
     let any: Vec<Document> = batch.iter().filter_map(same).collect();
     (!any.is_empty()).then(|| doc! { "$or": any })
+}
+
+/// Whether a cleaner has written the last execution of this job.
+fn is_of_rescue(job: &Document) -> bool {
+    job.get_document("last_execution").is_ok_and(|execution| execution.get_bool("crashed").unwrap_or(false))
 }
 
 async fn ids_matching(collection: &Collection<Document>, filter: Document, session: &mut ClientSession) -> Result<HashSet<JobId>, Error> {

@@ -27,12 +27,13 @@ use crate::{
 };
 
 /// The fields that say what a job of a graph is and how it has ended.
-const JOB_OF_GRAPH: [&str; 14] = [
+const JOB_OF_GRAPH: [&str; 15] = [
     "workable.class",
     "group",
     "locked",
     "scheduled_at",
     "waiting",
+    "unique_after",
     "waits_for",
     "why",
     "continued_as",

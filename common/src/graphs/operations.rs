@@ -107,7 +107,7 @@ fn state_of(job: &Document, now: Instant) -> Stage {
                 Stage::Running
             }
         }
-        (Some(_), _) if is("waiting") => Stage::Waits,
+        (Some(_), _) if is("waiting") || job.contains_key("unique_after") => Stage::Waits,
         (Some(Bson::DateTime(at)), _) if *at > bson::DateTime::from_chrono(now) => Stage::Postponed,
         (Some(_), _) => Stage::Queued,
         (None, Ok("done")) => Stage::Done,
@@ -218,4 +218,19 @@ fn value_of(mut job: JobId, known: &HashMap<JobId, StoredResult>, depth: usize) 
         }
     }
     Bson::Null
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn a_job_that_runs_after_another_with_its_key_waits_for_it() {
+        let (now, far) = (bson::DateTime::from_millis(5), bson::DateTime::MAX);
+        let job = |fields: Document| state_of(&fields, now.to_chrono());
+        assert_eq!(job(doc! { "scheduled_at": far, "unique_after": "key" }), Stage::Waits);
+        assert_eq!(job(doc! { "scheduled_at": far }), Stage::Postponed);
+    }
 }

@@ -716,7 +716,11 @@ async fn tls_problem(options: &ClientOptions, failure: &StoreError) -> Option<St
 /// What a message of the TLS library means.
 fn problem_of_certificate(said: &str) -> Option<&'static str> {
     let has = |parts: &[&str]| parts.iter().any(|part| said.contains(part));
-    if has(&["NotValidForName", "not valid for name"]) {
+    if has(&["alert: CertificateExpired", "alert: CertificateUnknown", "alert: BadCertificate", "alert: UnknownCA"]) {
+        Some(
+            "the server does not accept the certificate of the client (tlsCertificateKeyFile): it must be valid now, and signed by the authority in the server's --tlsCAFile",
+        )
+    } else if has(&["NotValidForName", "not valid for name"]) {
         Some(
             "the certificate of the server does not have the name of the host in MONGODB_URI: write the name that the certificate has, or give the server a certificate with this name as a subject alternative name",
         )
@@ -841,6 +845,8 @@ mod tests {
             ("invalid peer certificate: certificate not valid yet: verification time 4", Some("check the clocks")),
             ("received fatal alert: CertificateRequired", Some("tlsCertificateKeyFile=FILE")),
             ("received fatal alert: HandshakeFailure", Some("tlsCertificateKeyFile=FILE")),
+            ("received fatal alert: CertificateExpired", Some("does not accept the certificate of the client")),
+            ("received fatal alert: UnknownCA", Some("does not accept the certificate of the client")),
             ("invalid peer certificate: UnknownIssuer", Some("tlsCAFile=FILE")),
             ("invalid peer certificate: BadSignature", Some("tlsCAFile=FILE")),
             ("invalid peer certificate: certificate not valid for name \"a\"", Some("subject alternative name")),

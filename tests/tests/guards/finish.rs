@@ -7,8 +7,8 @@ use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
     ids::{JobId, WorkerId},
-    job::FinishReason,
-    store::{Archival, CommitSession, Recorded, Rescheduling},
+    job::{Claim, Execution, FinishReason, Job},
+    store::{Archival, CommitSession, Ending, Recorded, Rescheduling},
     telemetry::chain,
 };
 use recruiter_tests::factory::{in_ms, read};
@@ -65,6 +65,27 @@ async fn a_job_is_archived_by_the_start_that_holds_it() {
     for job in [retried, started_anew, not_ended] {
         setting.scheduled(job).await;
     }
+}
+
+/// I3: each recognises its own write, whose reply may be lost. The end that a cleaner has written after the worker's death is not the one that
+/// the worker writes late.
+#[tokio::test]
+async fn the_end_that_a_cleaner_has_written_is_not_that_of_the_late_worker() {
+    let setting = Setting::new().await;
+    let jobs: [JobId; 2] = setting.jobs().await;
+    let [archived, retried] = setting.start(WorkerId::new(), jobs).await;
+    let died = |(job, _): &(Job, Claim)| {
+        let execution = job.last_execution.clone().unwrap().ended(setting.store.now(), None);
+        Execution { crashed: Some(true), ..execution }
+    };
+    let end = Archival::ended(&archived.0, archived.1, Ending::new(died(&archived), FinishReason::WORKER_DIED));
+    let again = Rescheduling::retry(&retried.0, retried.1, &died(&retried), setting.store.now(), true);
+    for _ in 0..2 {
+        assert_eq!(setting.archive(std::slice::from_ref(&end)).await, [Recorded::Yes]);
+        assert_eq!(setting.reschedule(std::slice::from_ref(&again)).await, [Recorded::Yes]);
+    }
+    assert_eq!(setting.archive(&[setting.done(&archived)]).await, [Recorded::ClaimLost]);
+    assert_eq!(setting.reschedule(&[setting.retry(&retried, setting.store.now())]).await, [Recorded::ClaimLost]);
 }
 
 /// I3: a job of which nothing is kept is deleted by the start that holds it, alone and in one transaction with others.

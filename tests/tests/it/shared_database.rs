@@ -142,14 +142,21 @@ async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
     let name = format!("{}/a.jpg", ObjectId::new());
     let file = doc! { "_id": ObjectId::from_parts(1_000_000_000, [0; 5], [0; 3]), "filename": &name, "length": 0_i64 };
     database.raw("payloads.files").insert_one(file).await.unwrap();
-    database.raw("payloads.chunks").insert_one(doc! { "files_id": ObjectId::from_parts(1, [0; 5], [0; 3]), "n": 0 }).await.unwrap();
+    let data = bson::Binary { subtype: 0.into(), bytes: vec![1] };
+    let chunk = doc! { "files_id": ObjectId::from_parts(1, [0; 5], [0; 3]), "n": 0, "data": data };
+    database.raw("payloads.chunks").insert_one(chunk).await.unwrap();
     let before = everything_in(&database).await;
     assert_eq!(own.prune_files(None, own.now(), 9).await.unwrap().deleted, 0);
     assert_eq!(own.prune_chunks(None, own.now(), 9).await.unwrap().deleted, 0);
     own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
     let refused = Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err();
-    assert_eq!(foreign_in(&refused), "`payloads.chunks`, `payloads.files`");
+    let named = foreign_in(&refused);
+    let remedy = "updateOne({ _id: 'features' }, { $set: { files: true } }, { upsert: true })";
+    assert!(named.starts_with("`payloads.chunks`, `payloads.files` (") && named.contains(remedy), "{named}");
     assert_eq!(everything_in(&database).await, before);
+    let noted = doc! { "$set": { "files": true } };
+    database.raw("metadata").update_one(doc! { "_id": "features" }, noted).upsert(true).await.unwrap();
+    store(&database).await;
 }
 
 /// Also those that begin when another one was killed in the middle.

@@ -97,7 +97,16 @@ pub(crate) async fn examine(client: &Client) -> Result<Vec<Found>, StoreError> {
         let is_ours = found.is_listed || is_metadata || (may_be_ours && is_ours(client, found, is_new).await?);
         has_our_jobs |= is_ours && found.kind == Kind::Jobs && found.validator().is_some();
         if !is_ours {
-            foreign.push(format!("`{}{}`", client.prefix, found.name));
+            let (prefix, name) = (&client.prefix, &found.name);
+            let remedy = if *name == format!("{BUCKET}.files") && has_our_jobs {
+                format!(
+                    " (if the files are Recruiter's, and `{prefix}metadata` was lost: db.getCollection('{prefix}metadata').updateOne({{ _id: 'features' }}, \
+                     {{ $set: {{ files: true }} }}, {{ upsert: true }}) in the mongo shell)"
+                )
+            } else {
+                String::new()
+            };
+            foreign.push(format!("`{prefix}{name}`{remedy}"));
         }
     }
     foreign.sort_unstable();

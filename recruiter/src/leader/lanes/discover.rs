@@ -274,7 +274,10 @@ fn pairs<'a>(kinds: &'a [&Kind], groups: &'a BTreeSet<String>) -> impl Iterator<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leader::fleet::tests::{available, fleet};
+    use crate::leader::{
+        fleet::tests::{available, fleet},
+        lanes::Lanes,
+    };
 
     #[test]
     fn very_many_groups_are_listed_in_parts() {
@@ -283,6 +286,9 @@ mod tests {
         let first = discovery.next_groups();
         assert!(first.len() == 16 && first.contains("group-10") && !first.contains("group-59"));
         discovery.unlisted.retain(|group| !first.contains(group));
+        let mut lanes = Lanes { discovery, ..Lanes::default() };
+        lanes.rest(true);
+        let mut discovery = lanes.discovery;
         assert!(discovery.is_scanning() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
         discovery.forget();
         assert!(!discovery.is_incomplete() && !discovery.will_list(&lane("group-59")));

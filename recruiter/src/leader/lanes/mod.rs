@@ -75,9 +75,10 @@ impl Lanes {
         self.news.extend(groups);
     }
 
-    /// No worker accepts jobs, so nothing is searched. After a full scan, or very many hints, the next search begins with a full scan.
+    /// No worker accepts jobs, so nothing is searched. After a full scan, or very many hints, the next search begins with a full scan. One
+    /// that takes several rounds goes on: if it began anew each time, it might never list the last groups.
     pub(crate) fn rest(&mut self, is_full_scan: bool) {
-        if is_full_scan || self.news.len() > NEWS {
+        if !self.discovery.is_scanning() && (is_full_scan || self.news.len() > NEWS) {
             self.discovery.forget();
             self.windows.forget_scan();
             self.news.clear();

@@ -62,22 +62,25 @@ impl Startable {
         self.job.id
     }
 
-    /// Its place among the jobs of this worker: its position in the order of all jobs, or an earlier one.
+    /// Its place among the jobs of this worker: its position in the order of all jobs, or what [`keep_order`](Self::keep_order) made of it.
     pub(super) fn position(&self) -> Position {
         self.position
     }
 
-    /// Puts these jobs of one assignment into the order of the recruiter, which knows of ageing and weights: each gets a place before those
-    /// that come later in `assigned`. More urgent jobs of other assignments still overtake them.
-    pub(crate) fn keep_order(jobs: &mut [Self], assigned: &[JobId]) {
+    /// Puts these jobs of one assignment into the order of the recruiter, which knows of ageing and weights. Each gets a place behind `last`,
+    /// the last place of the assignments before, which is then its own: of the dates of two assignments the worker knows less than the
+    /// recruiter. More urgent jobs overtake those of earlier assignments, except one that must come before an equally urgent one.
+    pub(crate) fn keep_order(jobs: &mut [Self], assigned: &[JobId], last: &mut Instant) {
         let order: HashMap<JobId, usize> = assigned.iter().enumerate().map(|(index, job)| (*job, index)).collect();
         jobs.sort_by_key(|job| order.get(&job.id()).copied());
-        let mut next: Option<Position> = None;
+        for job in jobs.iter_mut() {
+            *last += TimeDelta::nanoseconds(1);
+            job.position.1 = *last;
+        }
+        let mut most_urgent = Reverse(i64::MIN);
         for job in jobs.iter_mut().rev() {
-            if let Some((priority, at, _)) = next.filter(|next| *next < job.position) {
-                job.position = (priority, at.checked_sub_signed(TimeDelta::nanoseconds(1)).unwrap_or(at), job.id());
-            }
-            next = Some(job.position);
+            most_urgent = most_urgent.min(job.position.0);
+            job.position.0 = most_urgent;
         }
     }
 
@@ -180,16 +183,24 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_order_of_an_assignment_is_kept_and_more_urgent_jobs_of_another_come_first() {
+    fn jobs_start_in_the_order_of_their_assignments_and_more_urgent_ones_overtake_those_of_another() {
         let job = |priority: i32| startable(doc! { "priority": priority }, Arc::new(DoNotDoItAgain));
-        let mut jobs = vec![job(5), job(9), job(5), job(0)];
-        let aged = jobs[3].id();
-        let assigned: Vec<JobId> = [0, 3, 1, 2].map(|index: usize| jobs[index].id()).into();
-        Startable::keep_order(&mut jobs, &assigned);
-        let (first, next) = (job(9).position(), job(8).position());
-        assert_eq!(jobs.iter().map(Startable::id).collect::<Vec<_>>(), assigned);
-        assert!(jobs.is_sorted_by_key(Startable::position) && jobs[1].id() == aged && jobs[1].position() < first);
-        assert!(jobs[2].position() < next && next < jobs[3].position(), "the order of all jobs otherwise");
+        let mut last = bson::DateTime::now().to_chrono();
+        let mut assign = |mut jobs: Vec<Startable>, order: &[usize]| {
+            let assigned: Vec<JobId> = order.iter().map(|index| jobs[*index].id()).collect();
+            Startable::keep_order(&mut jobs, &assigned, &mut last);
+            assert_eq!(jobs.iter().map(Startable::id).collect::<Vec<_>>(), assigned);
+            assert!(jobs.is_sorted_by_key(Startable::position));
+            jobs
+        };
+        let oldest = job(5);
+        let aged_second = assign(vec![job(5), job(9), job(5), job(0)], &[1, 3, 0, 2]);
+        let next = assign(vec![oldest, job(9), job(0), job(5)], &[2, 1, 0, 3]);
+        let mut all: Vec<&Startable> = aged_second.iter().chain(&next).collect();
+        all.sort_by_key(|job| job.position());
+        // A job of low priority comes before the urgent ones behind it in its assignment, and the oldest stays where the recruiter put it.
+        let expected = [&aged_second[0], &next[0], &next[1], &aged_second[1], &aged_second[2], &aged_second[3], &next[2], &next[3]];
+        assert_eq!(all.iter().map(|job| job.id()).collect::<Vec<_>>(), expected.map(Startable::id));
     }
 
     #[test]

@@ -32,13 +32,15 @@ pub(crate) struct Intake {
     pub(super) unstarted: Unstarted,
     /// Classes of retry policies of jobs that this worker does not know.
     unknown_policies: HashSet<String>,
+    /// The last place that a job of an assignment has got.
+    last_place: Instant,
 }
 
 impl Intake {
     pub(crate) fn new(environment: Arc<Environment>, worker: WorkerId) -> Self {
         let (work_on, reading) = (environment.dependencies.config.work_on(), Reading::new(environment.dependencies.clone()));
         let unstarted = Unstarted::new(environment.recorder.clone());
-        Self { environment, worker, work_on, reading, unstarted, unknown_policies: HashSet::new() }
+        Self { environment, worker, work_on, reading, unstarted, unknown_policies: HashSet::new(), last_place: Instant::UNIX_EPOCH }
     }
 
     /// Reads those of these jobs that this worker can start. The others stay due.
@@ -84,7 +86,7 @@ impl Intake {
         }
         match &self.dependencies().source {
             Source::Roster => {
-                Startable::keep_order(&mut startable, jobs);
+                Startable::keep_order(&mut startable, jobs, &mut self.last_place);
                 startable
             }
             // The others are for the workers.
