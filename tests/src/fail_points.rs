@@ -1,16 +1,20 @@
 //! Faults made by the server itself: its fail point `failCommand`, which makes commands fail, lose their connection or
 //! wait.
 //!
-//! A server has one such fail point, so a test process arms one at a time. It affects every process with this
+//! A server has one such fail point, so a test process arms one at a time on each server. It affects every process with this
 //! `appName`, including those of other tests on the shared MongoDB. Therefore limit it to a collection
 //! ([`FailPoint::namespace`]), or use [`own_mongod`](crate::mongo::own_mongod).
 
-use std::time::Duration;
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex as Guarded},
+    time::Duration,
+};
 
 use bson::{Bson, Document, doc};
 use mongodb::Client;
 use tokio::{
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, OwnedMutexGuard},
     time::timeout,
 };
 
@@ -87,9 +91,11 @@ impl FailPoint {
 
     /// Arms it on the MongoDB at `uri`, until the guard is dropped.
     pub async fn arm(self, uri: &str) -> Armed {
-        static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
-        let turn = timeout(TURN_WITHIN, ONE_AT_A_TIME.lock()).await.expect("other fail points are disarmed in time; one test arms one");
+        static TURNS: LazyLock<Guarded<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Guarded::default);
         let client = Client::with_uri_str(uri).await.expect("the URI is good");
+        let server = uri.split('/').nth(2).expect("the URI has hosts").to_owned();
+        let turn = Arc::clone(TURNS.lock().expect("no holder panics").entry(server).or_default());
+        let turn = timeout(TURN_WITHIN, turn.lock_owned()).await.expect("other fail points are disarmed in time; one test arms one");
         let command = doc! { "configureFailPoint": "failCommand", "mode": self.mode, "data": self.data };
         let reply = client.database("admin").run_command(command).await.expect("mongod runs with enableTestCommands=1");
         Armed { uri: uri.to_owned(), client, before: times_entered(&reply, "count"), _turn: turn }
@@ -103,7 +109,7 @@ pub struct Armed {
     uri: String,
     client: Client,
     before: i64,
-    _turn: MutexGuard<'static, ()>,
+    _turn: OwnedMutexGuard<()>,
 }
 
 impl Armed {

@@ -11,7 +11,7 @@ use recruiter_common::{
 use recruiter_worker::{Worker, WorkerArgs};
 use tokio::task::JoinHandle;
 
-use crate::{mongo::TestDatabase, wait::SOON};
+use crate::{mongo::TestDatabase, proxy::Proxy, wait::SOON};
 
 /// Flags as a person would write them.
 #[derive(Parser)]
@@ -34,6 +34,13 @@ pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
 /// The store of a test's database.
 pub async fn store(database: &TestDatabase) -> Store {
     Store::connect(&connect_args(database), "test").await.expect("the test's MongoDB is there")
+}
+
+/// The same behind a network that can be broken.
+pub async fn store_behind_a_proxy(database: &TestDatabase) -> (Proxy, Store) {
+    let proxy = Proxy::before(database.uri()).await;
+    let connect = ConnectArgs { uri: proxy.uri(database.name()), ..connect_args(database) };
+    (proxy, Store::connect(&connect, "test").await.expect("the test's MongoDB is there"))
 }
 
 /// The ids of enqueued jobs.

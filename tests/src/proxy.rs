@@ -60,6 +60,8 @@ pub enum Action {
     Stall,
     /// The server receives it after this delay and executes it, even if the client has disconnected.
     StallRequest(Duration),
+    /// The server receives it once it is [released](Armed::release).
+    Hold,
 }
 
 /// A proxy in front of one MongoDB. It runs on a thread of its own, so that a test may block, and ends when it is
@@ -164,6 +166,7 @@ impl Proxy {
             matches: Box::new(matches),
             matched: Mutex::default(),
             struck: watch::Sender::default(),
+            is_released: watch::Sender::default(),
         });
         self.shared.rules().push(Arc::clone(&rule));
         Armed { rule, shared: Arc::clone(&self.shared) }
@@ -230,6 +233,11 @@ impl Armed {
         fired.unwrap_or_else(|_| panic!("{self:?} never struck")).expect("the rule is here");
     }
 
+    /// Lets a held request go on. So what a test does while it is held is done in time, however slow the machine is.
+    pub fn release(&self) {
+        self.rule.is_released.send_replace(true);
+    }
+
     /// Number of requests affected.
     pub fn count(&self) -> u32 {
         *self.rule.struck.borrow()
@@ -243,6 +251,7 @@ impl Armed {
 
 impl Drop for Armed {
     fn drop(&mut self) {
+        self.release();
         self.shared.rules().retain(|rule| !Arc::ptr_eq(rule, &self.rule));
     }
 }
@@ -253,6 +262,7 @@ struct Rule {
     matches: Box<dyn Fn(&Request) -> bool + Send + Sync>,
     matched: Mutex<u32>,
     struck: watch::Sender<u32>,
+    is_released: watch::Sender<bool>,
 }
 
 impl Rule {
@@ -380,6 +390,13 @@ impl Connection {
             Some(Action::StallRequest(time)) => {
                 picked.inspect(|rule| rule.strike());
                 pause(time).await;
+            }
+            Some(Action::Hold) => {
+                if let Some(rule) = picked {
+                    rule.strike();
+                    // Never fails, because the sender is in `rule`.
+                    let _ = rule.is_released.subscribe().wait_for(|is_released| *is_released).await;
+                }
             }
             Some(Action::LoseReply | Action::Stall) => {
                 self.awaited().extend(picked.map(|rule| (message.id(), rule)));

@@ -271,6 +271,19 @@ impl World {
         self.asked.enqueue(&self.store, job, policy).await
     }
 
+    /// Enqueues so many jobs in one call. `job` gets the number of each.
+    ///
+    /// # Panics
+    /// When MongoDB cannot be reached.
+    pub async fn enqueue_many(&self, count: usize, policy: Policy, job: impl Fn(usize) -> NewJob) -> Vec<JobId> {
+        let jobs: Vec<JobId> = (0..count).map(|_| JobId::new()).collect();
+        jobs.iter().for_each(|id| self.asked.will_send(*id, policy));
+        let all = jobs.iter().enumerate().map(|(number, id)| job(number).with_id(*id));
+        self.store.enqueue_many(all).await.expect("MongoDB is there");
+        jobs.iter().for_each(|id| self.asked.was_acknowledged(*id));
+        jobs
+    }
+
     /// Sets a limit that does not change any more: in the end no execution may have violated it.
     pub async fn limit(&mut self, resource: &str, limit: Limit) {
         self.store.limits().set(resource, limit).await.expect("MongoDB is there");
@@ -420,7 +433,7 @@ impl World {
         let end = Instant::now() + SOON;
         while !condition().await {
             assert!(Instant::now() < end, "waited in vain: {what}\n{}", self.logs());
-            pause(Duration::from_millis(5)).await;
+            pause(Duration::from_millis(20)).await;
         }
     }
 
@@ -453,8 +466,10 @@ impl World {
         let running: Vec<usize> = (0..self.members.len()).filter(|index| self.members[*index].is_well()).collect();
         stop(self, Role::Worker).await;
         let left = self.left_by(&running).await;
-        // A new cleaner retires workers that died during the stop.
-        self.start(Role::Cleaner, &[], &[]);
+        if self.count("roster", doc! {}).await > 0 || self.unfinished().await > 0 {
+            // A new cleaner retires workers that died during the stop.
+            self.start(Role::Cleaner, &[], &[]);
+        }
         let buried = async |world: &mut Self| world.until(STOP_WITHIN, async |world| world.count("roster", doc! {}).await == 0).await;
         let mut empty = buried(self).await;
         if !self.until_quiet(Duration::from_secs(1)).await {

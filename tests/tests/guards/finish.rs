@@ -203,6 +203,7 @@ async fn an_outcome_in_the_archive_is_recognised_by_its_start() {
     let early = setting.start(WorkerId::new(), [job]).await;
     assert_eq!(setting.reschedule(&[setting.retry(&early[0], setting.store.now())]).await, [Recorded::Yes]);
     let late = setting.start(WorkerId::new(), [job, other]).await;
+    assert_eq!(setting.archive(&[setting.done(&late[0])]).await, [Recorded::Yes]);
     for _ in 0..2 {
         assert_eq!(setting.archive(&late.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 2]);
     }

@@ -238,7 +238,7 @@ async fn asking_gives_up_sooner_than_working_and_in_two_lines() {
 async fn a_name_that_cannot_be_looked_up_yet_is_waited_for() {
     let uri = "mongodb+srv://user:hunter2@cluster0.does-not-resolve.invalid/jobs";
     let all = BINARIES.map(|(name, args)| async move {
-        let (code, said) = ended(name, &[args, &["--connect-timeout", "6s"]].concat(), &[("MONGODB_URI", uri)]).await;
+        let (code, said) = ended(name, &[args, &["--connect-timeout", "3s"]].concat(), &[("MONGODB_URI", uri)]).await;
         assert_eq!(code, Some(69), "{said}");
         let waited = said.contains("waiting for it") && said.contains("its SRV record could not be found in DNS");
         // The machine may have no resolver that answers.
@@ -258,7 +258,7 @@ async fn a_name_that_cannot_be_looked_up_yet_is_waited_for() {
 async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     let nowhere = "mongodb://127.0.0.1:1/x";
     join_all(BINARIES.map(|(name, args)| async move {
-        let (code, said) = ended(name, &[args, &["--connect-timeout", "6s"]].concat(), &[("MONGODB_URI", nowhere)]).await;
+        let (code, said) = ended(name, &[args, &["--connect-timeout", "3s"]].concat(), &[("MONGODB_URI", nowhere)]).await;
         assert_eq!(code, Some(69), "{said}");
         assert!(said.contains("waiting for it") && said.contains("127.0.0.1:1") && said.contains("check that it runs"), "{said}");
     }))

@@ -13,7 +13,7 @@ use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::{ids, store},
-    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
+    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod},
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
 };
@@ -166,7 +166,8 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
 /// Each attempt hangs in its transaction until the call is given up. Meanwhile others die, one after the other: each is found by a later poll.
 #[tokio::test]
 async fn a_rescue_that_hangs_holds_up_no_other() {
-    let database = TestDatabase::new().await;
+    let mongo = own_mongod().await;
+    let database = TestDatabase::on(&mongo.uri()).await;
     let store = store(&database).await;
     let gone = ProcessIdentity { pid: i32::MAX, ..ProcessIdentity::of_this_process().unwrap() };
     let dead = || Registration { process: gone.clone(), ..announcement(1) };
@@ -293,7 +294,7 @@ async fn strange_roster_documents_are_warned_of_once_and_hide_no_worker() {
     let system = System::start(&database, Setup { cleaner: &["--dead-after", "10m"], ..Setup::default() });
     let warned = |process: &Process| process.stderr().lines().filter(|line| line.contains("roster document")).count();
     wait_until(SOON, "the cleaner has read them", async || warned(&system.cleaner) >= 5).await;
-    for round in 0..20 {
+    for round in 0..6 {
         let jobs = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("noop", doc! {}))).await.unwrap());
         let done = async || count(&database, "archived", doc! { "_id": { "$in": &jobs } }).await == 20;
         wait_until(SOON, &format!("round {round} is done"), done).await;

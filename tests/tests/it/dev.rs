@@ -208,7 +208,9 @@ async fn it_keeps_its_port_and_shows_what_programs_print() {
     }
     assert_eq!(uris[0], uris[1]);
     let port = uris[0].split(':').nth(2).unwrap().split('/').next().unwrap();
-    let _taken = TcpListener::bind(format!("127.0.0.1:{port}")).unwrap();
+    // MongoDB asks the old address whether that is itself.
+    let taken = TcpListener::bind(format!("127.0.0.1:{port}")).unwrap();
+    std::thread::spawn(move || taken.incoming().for_each(drop));
     let mut dev = start(&data_dir, &["--json", "--workers=0"]);
     assert_ne!(uri(&dev).await, uris[0]);
     dev.terminate();

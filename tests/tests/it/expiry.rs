@@ -38,22 +38,6 @@ async fn starts(store: &Store, ids: &[JobId]) -> usize {
     store.start_if_unlocked(&start(store, WorkerId::new()), &to_start(&jobs)).await.unwrap().len()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn mongodb_refuses_the_start_of_an_expired_job() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let jobs = [job().expires_after(HOUR), job().expires_after(HOUR), job()];
-    let ids = recruiter_tests::local::ids(store.enqueue_many(jobs).await.unwrap());
-    // Read in time, and expired when it is started.
-    let read = read(&store, &ids).await;
-    expire_at(&database, ids[0], store.now()).await;
-    let claims = store.start_if_unlocked(&start(&store, WorkerId::new()), &to_start(&read)).await.unwrap();
-    let mut started: Vec<JobId> = claims.iter().map(|claim| claim.job()).collect();
-    started.sort_unstable();
-    assert_eq!(started, ids[1..]);
-    assert_eq!(starts(&store, &ids[..1]).await, 0);
-}
-
 /// No worker takes it: the cleaner archives it. A worker takes it: that worker does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
@@ -129,24 +113,6 @@ async fn a_retry_expires_with_its_history() {
     let said = recruiter(&database, &["jobs", "retry", "--why", "expired", "--yes"]);
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(!only(&database, "scheduled", doc! {}).await.contains_key("expires_at"));
-}
-
-/// The archival repeats what was read.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_job_whose_expiry_was_changed_meanwhile_is_left_alone() {
-    use recruiter_common::{
-        FinishReason,
-        store::{Archival, Recorded},
-    };
-
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let id = job().expires_after(HOUR).enqueue(&store).await.unwrap().id;
-    let job = read(&store, &[id]).await.remove(0);
-    let end = Archival::unstarted(id, &job.document, &FinishReason::EXPIRED, &Failure::expired(), store.now());
-    expire_at(&database, id, in_ms(&store, 7_200_000)).await;
-    assert_eq!(store.archive(&mut CommitSession::default(), &[end]).await.unwrap(), [Recorded::ClaimLost]);
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -22,9 +22,10 @@ use recruiter_common::{
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
-    local::{Local, connect_args, store},
+    local::{Local, connect_args, store, store_behind_a_proxy},
     mongo::{TestDatabase, own_mongod},
     processes::{Process, Setup, System, binary},
+    proxy::Action,
     wait::{SOON, wait_for, wait_until},
     world::Role,
 };
@@ -646,7 +647,7 @@ async fn an_interrupted_retry_keeps_the_graph_open_and_the_next_one_completes_it
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (proxy, store) = store_behind_a_proxy(&database).await;
     store.prepare_graphs().await.unwrap();
     let (graph, ids) = (GraphId::new(), [(); 4].map(|()| JobId::new()));
     let mut jobs: Vec<Document> = ids.iter().map(|id| failed(graph, *id, &[], "")).collect();
@@ -657,16 +658,15 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     database.raw("archived").insert_many(&jobs).await.unwrap();
     // Between the read and the write.
     let other = Store::connect(&connect_args(&database), "other").await.unwrap();
-    let fault = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
-    let armed = fault.arm(database.uri()).await;
+    let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("update", "archived"));
     let meanwhile = async {
-        wait_until(SOON, "the jobs are read", async || armed.struck().await == 1).await;
+        held.fired().await;
         let again = Change::Retry { again: false, with: Box::default() };
-        other.control(false).change(&again, &ids[..1]).await.unwrap()
+        other.control(false).change(&again, &ids[..1]).await.unwrap();
+        held.release();
     };
     let mut control = store.control(false);
-    let (outcomes, _) = tokio::join!(control.retry_graph(graph), meanwhile);
-    drop(armed);
+    let (outcomes, ()) = tokio::join!(control.retry_graph(graph), meanwhile);
     let outcomes: BTreeMap<JobId, Changed> = outcomes.unwrap().into_iter().collect();
     assert_eq!(outcomes[&ids[0]], Changed::Refused(Refusal::KeepsChanging));
     assert!(matches!(outcomes[&ids[1]], Changed::Refused(Refusal::Unstorable(_))), "{outcomes:?}");
@@ -684,39 +684,38 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     // A job ends and another one is retried after the first read of a walk, before that of the archive.
     let (ends, retried) = (new(ids[3]), JobId::new());
     database.raw("archived").insert_one(failed(graph, retried, &[], "")).await.unwrap();
-    let fault = FailPoint::new("test", &["find"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
-    let armed = fault.arm(database.uri()).await;
+    let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("find", "archived"));
     let meanwhile = async {
-        wait_until(SOON, "the first read is over", async || armed.struck().await == 1).await;
+        held.fired().await;
         other.control(false).change(&Change::Cancel, &[ends]).await.unwrap();
-        other.control(false).retry_graph(graph).await.unwrap()
+        other.control(false).retry_graph(graph).await.unwrap();
+        held.release();
     };
-    let (jobs, _) = tokio::join!(store.graph(graph), meanwhile);
+    let (jobs, ()) = tokio::join!(store.graph(graph), meanwhile);
     let jobs = jobs.unwrap();
     assert!(jobs.iter().any(|job| job.id == ends && job.state == JobStage::Cancelled), "its end is not missed: {jobs:?}");
     assert!(jobs.iter().any(|job| job.recovered_from == Some(retried) && job.is_open()), "the repetition is not missed: {jobs:?}");
-    drop(armed);
 
     // What a job has become that ended during the read may be in no read: the graph is read again before a wait for it ends.
     let mut graph = Graph::new();
     let only = graph.add(NewJob::of_class("c", doc! {}));
     let id = graph.id();
     graph.enqueue(&store).await.unwrap();
-    let fault = FailPoint::new("test", &["find"]).namespace(database.name(), "archived").block(Duration::from_secs(3));
-    let armed = fault.arm(database.uri()).await;
+    let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("find", "archived"));
     let meanwhile = async {
-        wait_until(SOON, "the first read is over", async || armed.struck().await == 1).await;
+        held.fired().await;
         other.control(false).change(&Change::Cancel, &[only]).await.unwrap();
+        held.release();
     };
     let (ended, ()) = tokio::join!(store.wait_for_graph(id, SOON), meanwhile);
-    assert_eq!((ended.unwrap()[0].state, armed.struck().await), (JobStage::Cancelled, 2));
+    assert_eq!((ended.unwrap()[0].state, held.matched()), (JobStage::Cancelled, 2));
 }
 
 /// Two of these jobs are a portion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
     let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (proxy, store) = store_behind_a_proxy(&database).await;
     store.prepare_graphs().await.unwrap();
     let other = Store::connect(&connect_args(&database), "other").await.unwrap();
     let (archived, ballast) = (database.raw("archived"), "x".repeat(3_900_000));
@@ -726,7 +725,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
         let [(_, Changed::EnqueuedAgain { new: Some(new), .. })] = changed[..] else { panic!("{changed:?}") };
         new
     };
-    let updates = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").block(Duration::from_secs(3));
+    let hold = |number: u32| proxy.arm(Action::Hold, number..=number, |request| request.is("update", "archived"));
 
     // After the first portion, one of its jobs has failed again, and another process has retried one of the second portion.
     let (graph, ids) = (GraphId::new(), [(); 5].map(|()| JobId::new()));
@@ -736,13 +735,13 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
     }
     assert_eq!(store.control(true).retry_graph(graph).await.unwrap().len(), 5);
     assert!(store.graph(graph).await.unwrap().iter().all(|job| !job.is_retrying), "a dry run");
-    let armed = updates.clone().skip(2).arm(database.uri()).await;
+    let held = hold(3);
     let meanwhile = async {
         let enqueued = async || database.raw("scheduled").find_one_and_delete(doc! { "recovered_from": ids[0] }).await.unwrap();
         let new = wait_for(SOON, "the first portion is enqueued", enqueued).await;
         archived.insert_one(failed(graph, new.get_object_id("_id").unwrap().into(), &[], "")).await.unwrap();
         let new = retry_alone(ids[2]).await;
-        drop(armed);
+        held.release();
         new
     };
     let mut control = store.control(false);
@@ -759,13 +758,14 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
     // The job that is to get the note is retried before, and the retry is given up after the note that it makes instead.
     let (graph, ids) = (GraphId::new(), [(); 3].map(|()| JobId::new()));
     archived.insert_many(ids.map(|id| failed(graph, id, &[], &ballast))).await.unwrap();
-    let armed = updates.arm(database.uri()).await;
+    let (note, portion) = (hold(1), hold(3));
     let meanwhile = async {
-        wait_until(SOON, "the note is on its way", async || armed.struck().await == 1).await;
+        note.fired().await;
         retry_alone(ids[2]).await;
-        wait_until(SOON, "the portion is on its way", async || armed.struck().await == 3).await;
+        note.release();
+        portion.fired().await;
         other.control(false).cancel_graph(graph).await.unwrap();
-        drop(armed);
+        portion.release();
     };
     let (outcomes, ()) = tokio::join!(control.retry_graph(graph), meanwhile);
     assert_eq!(outcomes.unwrap(), ids.map(|job| (job, Changed::Refused(Refusal::GivenUp))));
@@ -821,7 +821,7 @@ async fn a_retry_of_a_graph_leaves_out_what_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graph_is_open_while_the_halves_of_a_refused_portion_are_retried() {
     let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (proxy, store) = store_behind_a_proxy(&database).await;
     store.prepare_graphs().await.unwrap();
     let (graph, ids) = (GraphId::new(), [(); 2].map(|()| JobId::new()));
     let mut jobs = ids.map(|id| failed(graph, id, &[], ""));
@@ -839,12 +839,13 @@ async fn a_graph_is_open_while_the_halves_of_a_refused_portion_are_retried() {
     store.control(true).cancel_graph(graph).await.unwrap();
     assert_eq!(open().await, [ids[1]], "a dry run");
     // A portion that comes between the read of a cancellation and the end of the retry is cancelled as well.
-    let fault = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").times(1).block(Duration::from_secs(3));
-    let armed = fault.arm(database.uri()).await;
+    let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("update", "archived"));
     let other = Store::connect(&connect_args(&database), "other").await.unwrap();
     let meanwhile = async {
-        wait_until(SOON, "the graph is read", async || armed.struck().await == 1).await;
-        NewJob::of_class("c", doc! {}).in_graph(graph).enqueue(&other).await.unwrap().id
+        held.fired().await;
+        let new = NewJob::of_class("c", doc! {}).in_graph(graph).enqueue(&other).await.unwrap().id;
+        held.release();
+        new
     };
     let mut control = store.control(false);
     let (cancelled, new) = tokio::join!(control.cancel_graph(graph), meanwhile);
@@ -857,22 +858,22 @@ async fn a_graph_is_open_while_the_halves_of_a_refused_portion_are_retried() {
 async fn a_retry_that_runs_is_given_up_by_a_cancellation() {
     for is_cancel in [true, false] {
         let database = TestDatabase::new().await;
-        let store = store(&database).await;
+        let (proxy, store) = store_behind_a_proxy(&database).await;
         store.prepare_graphs().await.unwrap();
         let (graph, archived) = (GraphId::new(), database.raw("archived"));
         archived.insert_many((0..1_001).map(|_| failed(graph, JobId::new(), &[], ""))).await.unwrap();
         let other = Store::connect(&connect_args(&database), "other").await.unwrap();
         // The note, the first portion, the second one.
-        let fault = FailPoint::new("test", &["update"]).namespace(database.name(), "archived").skip(2).block(Duration::from_secs(3));
-        let armed = fault.arm(database.uri()).await;
+        let held = proxy.arm(Action::Hold, 3..=3, |request| request.is("update", "archived"));
         let meanwhile = async {
-            wait_until(SOON, "it is in the middle", async || armed.struck().await == 1).await;
+            held.fired().await;
             let mut control = other.control(false);
-            if is_cancel { control.cancel_graph(graph).await.unwrap() } else { control.retry_graph(graph).await.unwrap() }
+            let theirs = if is_cancel { control.cancel_graph(graph).await } else { control.retry_graph(graph).await };
+            held.release();
+            theirs.unwrap()
         };
         let mut control = store.control(false);
         let (outcomes, theirs) = tokio::join!(control.retry_graph(graph), meanwhile);
-        drop(armed);
         let outcomes = outcomes.unwrap();
         let enqueued =
             |outcomes: &[(JobId, Changed)]| outcomes.iter().filter(|(_, changed)| matches!(changed, Changed::EnqueuedAgain { .. })).count();

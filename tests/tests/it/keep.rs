@@ -1,11 +1,8 @@
 //! Nothing is kept of a success: the job is deleted and counted. Every other end is archived.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use bson::{Document, doc};
@@ -15,8 +12,7 @@ use recruiter_common::{
     enqueue::{NewJob, Workable},
     ids::{JobId, WorkerId},
     job::FinishReason,
-    shutdown::pause,
-    store::{Archival, CommitSession, Ending, Recorded, Rescheduling, Store},
+    store::{Archival, CommitSession, Ending, Recorded, Store},
     wait::JobResult,
 };
 use recruiter_tests::{
@@ -234,39 +230,6 @@ async fn a_deletion_does_not_wait_for_an_earlier_transaction_of_its_session() {
     assert_eq!(deleted.expect("it does not wait").unwrap(), [Recorded::Yes]);
     assert_eq!(store.archive(&mut session, &ends).await.unwrap(), [Recorded::Yes; 2]);
     mongod.stop().await.unwrap();
-}
-
-/// I3: a worker that was frozen past its death deletes nothing, neither while the rescued job waits, nor while it runs, nor once it is done.
-#[tokio::test]
-async fn a_zombie_deletes_nothing_after_a_rescue() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let frozen = announcement(1);
-    store.register(&frozen).await.unwrap();
-    let id = NewJob::of_class("x", doc! {}).keep(Keep::Failures).enqueue(&store).await.unwrap().id;
-    let end = async |worker: WorkerId| {
-        let (job, claim) = started(&store, worker, &[id]).await.remove(0);
-        let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
-        (
-            Archival::ended(&job, claim, Ending::new(execution.clone(), FinishReason::DONE)),
-            Rescheduling::retry(&job, claim, &execution, store.now(), true),
-        )
-    };
-    let write = async |end: &Archival| store.archive(&mut CommitSession::default(), std::slice::from_ref(end)).await.unwrap()[0];
-    let (late, rescue) = end(frozen.id).await;
-    // As a cleaner does it.
-    database.raw("roster").update_one(doc! { "_id": frozen.id }, doc! { "$set": { "retired": true } }).await.unwrap();
-    assert_eq!(store.reschedule_if_claimed(&[rescue]).await.unwrap(), [Recorded::Yes]);
-    assert_eq!(write(&late).await, Recorded::ClaimLost);
-    pause(Duration::from_millis(1)).await;
-    let another = announcement(1);
-    store.register(&another).await.unwrap();
-    let (done, _) = end(another.id).await;
-    assert_eq!(write(&late).await, Recorded::ClaimLost);
-    assert_eq!(count(&database, "scheduled", doc! { "_id": id, "locked": true, "last_execution.worker": another.id }).await, 1);
-    assert_eq!(write(&done).await, Recorded::Yes);
-    assert_eq!(write(&late).await, Recorded::ClaimLost, "the other has deleted it");
-    assert_eq!(not_kept(&store, "generic").await, 1);
 }
 
 /// The caller's transaction deletes and counts the job, or does neither.

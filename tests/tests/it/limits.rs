@@ -204,11 +204,8 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
         }
     };
     let enqueue = async |world: &World, count: usize| {
-        for _ in 0..count {
-            for job in [Entry::lasting(0).limit("api"), Entry::lasting(0).limit("customer:7"), Entry::lasting(0).in_group("mail")] {
-                world.enqueue(job, Policy::Never).await.unwrap();
-            }
-        }
+        let jobs = || [Entry::lasting(0).limit("api"), Entry::lasting(0).limit("customer:7"), Entry::lasting(0).in_group("mail")];
+        world.enqueue_many(count * 3, Policy::Never, |number| jobs()[number % 3].clone()).await;
     };
     // When the limited jobs began, after an ordinary one has run.
     let begins = async |world: &World| {
@@ -222,7 +219,7 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
     enqueue(&world, 30).await;
     // On a busy machine an assignment that arrives late costs a start.
     world.wait_for("the rate is used up", async || begun(&world).await > 50).await;
-    set(&world, "20/10s").await;
+    set(&world, "20/5s").await;
     world.wait_for("the others start at the raised rate", async || world.unfinished().await == 0).await;
     let last = *begins(&world).await.iter().max().unwrap();
     set(&world, "20/1h").await;
@@ -230,11 +227,11 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
     let known = monotonic_ms();
     enqueue(&world, 20).await;
     let more = begins(&world).await.into_iter().filter(|at| *at > last).count();
-    // Each start is paid off in half a second, and later in three minutes. The helpers have begun three other jobs.
-    let allowed = 3 * (2 + (known - last) / 500 + (monotonic_ms() - known) / 180_000) + 3;
+    // Each start is paid off in a quarter of a second, and later in three minutes. The helpers have begun three other jobs.
+    let allowed = 3 * (2 + (known - last) / 250 + (monotonic_ms() - known) / 180_000) + 3;
     assert!(i64::try_from(more).unwrap() <= allowed, "{more} starts, and {allowed} are allowed");
 
-    set(&world, "20/10s").await;
+    set(&world, "20/5s").await;
     world.wait_for("they start at the raised rate", async || world.unfinished().await == 0).await;
     let killed = monotonic_ms();
     world.members[0].process.kill();
@@ -244,7 +241,7 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
     let more = begins(&world).await.into_iter().filter(|at| *at > killed).count();
     let allowed = 3 * ((monotonic_ms() - killed) / 180_000);
     assert!(i64::try_from(more).unwrap() <= allowed, "{more} starts under the next leader, and {allowed} are allowed");
-    set(&world, "20/10s").await;
+    set(&world, "20/5s").await;
     world.wait_for("all start at the raised rate", async || world.unfinished().await == 0).await;
     world.close().await;
 }
@@ -479,13 +476,9 @@ async fn groups_with_weights_get_their_shares() {
     for (group, weight) in [("noisy", 1.0), ("quiet", 3.0)] {
         world.database.raw("groups").insert_one(doc! { "_id": group, "weight": weight }).await.unwrap();
     }
-    let (jobs, mut quiet) = (400, Vec::new());
-    for group in ["noisy", "quiet"] {
-        for _ in 0..jobs {
-            let job = world.enqueue(Entry::lasting(3).in_group(group), Policy::Never).await.unwrap();
-            quiet.extend((group == "quiet").then_some(job));
-        }
-    }
+    let jobs = 300;
+    world.enqueue_many(jobs, Policy::Never, |_| Entry::lasting(3).in_group("noisy")).await;
+    let quiet = world.enqueue_many(jobs, Policy::Never, |_| Entry::lasting(3).in_group("quiet")).await;
     start(&mut world, &["4"]);
     world.wait_for("all end", async || world.unfinished().await == 0).await;
     let begins = world.ledger().into_iter().filter(|line| line.event == Event::Begin);

@@ -17,6 +17,7 @@ use recruiter_tests::{
 
 const PATIENT: &str = "10m";
 const RETRIES: u32 = 3;
+const POLICY: Policy = Policy::Again(RETRIES);
 /// Its lease and its grace last longer than a stall.
 const WORKER: [&str; 6] = ["--concurrency", "2", "--lease", "20s", "--grace", "60s"];
 
@@ -30,14 +31,6 @@ async fn world() -> World {
 /// A job that a death of its worker reschedules at once.
 fn repeatable(ms: i64) -> NewJob {
     Entry::lasting(ms).retry(&again(RETRIES))
-}
-
-async fn enqueue(world: &World, count: usize, job: impl Fn() -> NewJob) -> Vec<JobId> {
-    let jobs: Vec<JobId> = (0..count).map(|_| JobId::new()).collect();
-    jobs.iter().for_each(|id| world.asked.will_send(*id, Policy::Again(RETRIES)));
-    world.store.enqueue_many(jobs.iter().map(|id| job().with_id(*id))).await.unwrap();
-    jobs.iter().for_each(|id| world.asked.was_acknowledged(*id));
-    jobs
 }
 
 /// The jobs that were entered, in this order.
@@ -61,7 +54,7 @@ async fn further_starts(world: &World, jobs: &[JobId]) -> u64 {
 async fn until_some_are_locked_ahead(world: &World, jobs: &mut Vec<JobId>) {
     let are_locked_ahead = async || {
         if world.count("scheduled", doc! {}).await < 300 {
-            jobs.extend(enqueue(world, 500, || repeatable(1)).await);
+            jobs.extend(world.enqueue_many(500, POLICY, |_| repeatable(1)).await);
         }
         world.started().await > 6
     };
@@ -128,15 +121,15 @@ async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
 #[tokio::test]
 async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
     let mut world = world().await;
-    let of = |priority: u8, ms: i64| move || repeatable(ms).priority(Priority::new(priority).unwrap());
+    let of = |priority: u8, ms: i64| move |_| repeatable(ms).priority(Priority::new(priority).unwrap());
     let (mut shorts, end) = (Vec::new(), Instant::now() + SOON * 3);
     let released = doc! { "interruptions": 1, "priority": 5 };
     world.start(Role::Worker, &WORKER, &[]);
     loop {
-        shorts.extend(enqueue(&world, 200, of(9, 1)).await);
+        shorts.extend(world.enqueue_many(200, POLICY, of(9, 1)).await);
         // Both slots are occupied for long once the worker has learnt that its jobs are short.
-        let longs = enqueue(&world, 2, of(8, 600_000)).await;
-        shorts.extend(enqueue(&world, 100, of(5, 1)).await);
+        let longs = world.enqueue_many(2, POLICY, of(8, 600_000)).await;
+        shorts.extend(world.enqueue_many(100, POLICY, of(5, 1)).await);
         world.wait_for("both slots are occupied", async || longs.iter().all(|long| entered(&world).contains(long))).await;
         if within(Duration::from_secs(2), async || world.count("scheduled", released.clone()).await > 0).await {
             break;
@@ -203,7 +196,7 @@ async fn a_worker_that_was_declared_dead_enters_none_of_them() {
 #[tokio::test]
 async fn one_slot_runs_them_in_their_order() {
     let mut world = world().await;
-    let jobs = enqueue(&world, 300, || repeatable(0)).await;
+    let jobs = world.enqueue_many(120, POLICY, |_| repeatable(0)).await;
     world.start(Role::Worker, &["--concurrency", "1", "--lease", "20s"], &[]);
     until_done(&world, &jobs).await;
     let mut released = world.database.raw("archived").distinct("_id", doc! { "interruptions": { "$gt": 0 } }).await.unwrap();
@@ -218,8 +211,7 @@ async fn one_slot_runs_them_in_their_order() {
 #[tokio::test]
 async fn jobs_that_are_not_to_be_done_again_are_not_locked_ahead() {
     let mut world = world().await;
-    let once = |_| world.enqueue(Entry::lasting(1), Policy::Never);
-    futures_util::future::join_all((0..500).map(once)).await;
+    world.enqueue_many(500, Policy::Never, |_| Entry::lasting(1)).await;
     let worker = world.start(Role::Worker, &WORKER, &[]);
     world.wait_for("it is busy", async || entered(&world).len() > 200).await;
     world.members[worker].process.kill();

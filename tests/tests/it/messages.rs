@@ -234,6 +234,8 @@ async fn a_lost_history_is_an_error() {
         for _ in 0..30 {
             database.raw("filler").insert_one(filler.clone()).await.unwrap();
         }
+        // The oplog is kept from the last checkpoint on, and there is one each minute.
+        database.database().client().database("admin").run_command(doc! { "fsync": 1 }).await.unwrap();
         matches!(store.subscribe_to([pattern("a")], From::After(position.clone())).await, Err(SubscribeError::HistoryLost))
     };
     wait_until(SOON, "the history is lost", lost).await;

@@ -16,9 +16,10 @@ use recruiter_testing::Drain;
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
-    local::{Local, connect_args, store},
+    local::{Local, connect_args, store, store_behind_a_proxy},
     mongo::TestDatabase,
     processes::Process,
+    proxy::Action,
     wait::{SOON, wait_until},
 };
 use recruiter_worker::{
@@ -335,19 +336,16 @@ async fn the_job_of_a_process_that_dies_is_rescued_once() {
 #[tokio::test]
 async fn a_job_that_was_not_started_is_left_to_the_workers() {
     let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (proxy, store) = store_behind_a_proxy(&database).await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
     let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
-    {
-        // An insert that takes a while, but less than the job is kept from the workers: the caller leaves meanwhile.
-        let slow = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").block(Duration::from_secs(5));
-        let armed = slow.arm(database.uri()).await;
-        tokio::select! {
-            attempted = here.execute(errand("left").as_job()) => panic!("{attempted:?}"),
-            () = wait_until(SOON, "the insert is on its way", async || armed.struck().await > 0) => {}
-        }
+    let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("insert", "scheduled"));
+    tokio::select! {
+        attempted = here.execute(errand("left").as_job()) => panic!("{attempted:?}"),
+        () = held.fired() => {}
     }
+    held.release();
     wait_until(SOON, "a worker has done it", async || counts(&database).await == [0, 1]).await;
     assert_eq!((diary.lines(), elsewhere.lines()), (Vec::new(), vec!["left 1".to_owned()]));
     here.stop().await.unwrap();

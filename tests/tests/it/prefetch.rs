@@ -6,7 +6,7 @@ use std::{
 };
 
 use bson::{Document, doc};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::TryStreamExt as _;
 use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
 use recruiter_tests::{
     ledger::{Entry, Event},
@@ -35,11 +35,7 @@ fn worker(world: &mut World, slots: &str) -> usize {
     world.start(Role::Worker, &["--lease", PATIENT, "--grace", PATIENT, "--concurrency", slots], &[])
 }
 
-async fn enqueue(world: &World, count: usize, entry: impl Fn() -> NewJob) -> Vec<JobId> {
-    stream::iter(0..count).map(|_| world.enqueue(entry(), Policy::Never)).buffered(20).map(Result::unwrap).collect().await
-}
-
-fn short() -> NewJob {
+fn short(_number: usize) -> NewJob {
     Entry::lasting(SHORT_MS)
 }
 
@@ -47,7 +43,7 @@ fn short() -> NewJob {
 async fn until_jobs_are_ahead(world: &World, jobs: &mut Vec<JobId>) {
     let are_ahead = async || {
         let waiting = usize::try_from(world.count("scheduled", doc! {}).await).unwrap();
-        jobs.extend(enqueue(world, BACKLOG.saturating_sub(waiting), short).await);
+        jobs.extend(world.enqueue_many(BACKLOG.saturating_sub(waiting), Policy::Never, short).await);
         world.count("roster", doc! { "prefetched.1": { "$exists": true } }).await == 1
     };
     world.wait_for("jobs are assigned ahead", are_ahead).await;
@@ -58,7 +54,7 @@ async fn until_jobs_are_ahead(world: &World, jobs: &mut Vec<JobId>) {
 #[tokio::test]
 async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
     let mut world = world().await;
-    let mut jobs = enqueue(&world, BACKLOG, short).await;
+    let mut jobs = world.enqueue_many(BACKLOG, Policy::Never, short).await;
     let killed = worker(&mut world, "2");
     until_jobs_are_ahead(&world, &mut jobs).await;
     world.members[killed].process.kill();
@@ -76,7 +72,7 @@ async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
 #[tokio::test]
 async fn a_worker_that_stops_returns_the_jobs_that_it_holds_ahead() {
     let mut world = world().await;
-    let mut jobs = enqueue(&world, BACKLOG, short).await;
+    let mut jobs = world.enqueue_many(BACKLOG, Policy::Never, short).await;
     let stopped = worker(&mut world, "2");
     until_jobs_are_ahead(&world, &mut jobs).await;
     world.members[stopped].process.terminate();
@@ -93,10 +89,10 @@ async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
     let urgent = |ms: i64| Entry::lasting(ms).priority(Priority::new(9).unwrap());
     let until_done = async || {
         let mut world = world().await;
-        let mut shorts = enqueue(&world, 60, || urgent(SHORT_MS)).await;
+        let mut shorts = world.enqueue_many(60, Policy::Never, |_| urgent(SHORT_MS)).await;
         // Both slots are occupied for long once the worker has learnt that its jobs are short.
-        let long = enqueue(&world, 2, || Entry::lasting(600_000).priority(Priority::new(8).unwrap())).await;
-        shorts.extend(enqueue(&world, 40, short).await);
+        let long = world.enqueue_many(2, Policy::Never, |_| Entry::lasting(600_000).priority(Priority::new(8).unwrap())).await;
+        shorts.extend(world.enqueue_many(40, Policy::Never, short).await);
         worker(&mut world, "2");
         world
             .wait_for("the long jobs run", async || world.count("scheduled", doc! { "_id": { "$in": &long }, "locked": true }).await == 2)
@@ -125,11 +121,11 @@ async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
 #[tokio::test]
 async fn an_urgent_job_overtakes_the_jobs_ahead() {
     let mut world = world().await;
-    let mut jobs = enqueue(&world, BACKLOG, short).await;
+    let mut jobs = world.enqueue_many(BACKLOG, Policy::Never, short).await;
     worker(&mut world, "1");
     let overtakes = async || {
         until_jobs_are_ahead(&world, &mut jobs).await;
-        let urgent = world.enqueue(short().priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
+        let urgent = world.enqueue(short(0).priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
         world.wait_for("the urgent one is done", async || world.archived(urgent).await.is_some()).await;
         let most_still_wait = world.count("scheduled", doc! {}).await > BACKLOG as u64 / 2;
         let job = world.archived(urgent).await.unwrap();
@@ -137,13 +133,14 @@ async fn an_urgent_job_overtakes_the_jobs_ahead() {
         most_still_wait && at("started_at") - at("scheduled_at") < 500
     };
     wait_until(SOON, "an urgent job starts at once, before most others", overtakes).await;
+    worker(&mut world, "20");
     world.close().await;
 }
 
 #[tokio::test]
 async fn long_jobs_are_not_assigned_ahead() {
     let mut world = world().await;
-    enqueue(&world, 12, || Entry::lasting(1_000)).await;
+    world.enqueue_many(12, Policy::Never, |_| Entry::lasting(1_000)).await;
     worker(&mut world, "3");
     while world.count("archived", doc! {}).await < 9 {
         assert_eq!(world.count("roster", doc! { "prefetched": { "$exists": true } }).await, 0, "{}", world.logs());

@@ -165,7 +165,8 @@ async fn the_indexes_of_a_feature_are_made_when_it_is_used() {
 async fn processes_make_again_what_is_dropped_while_they_run() {
     let database = TestDatabase::new().await;
     let store = store(&database).await;
-    let system = System::start(&database, Setup::default());
+    let (recruiter, worker) = (&["--lease", "3s", "--poll", "500ms"], &["--builtins", "--heartbeat", "500ms"]);
+    let system = System::start(&database, Setup { recruiter, worker, ..Setup::default() });
     is_done(&database, &store).await;
     make_ordinary(&database, "signals_0").await;
     make_ordinary(&database, "signals").await;

@@ -288,50 +288,6 @@ async fn what_wakes_others_is_said_once_more_when_it_failed() {
     assert_eq!(armed.struck().await, 1);
 }
 
-/// I3, I9: a worker that comes late finds its job started anew; its neighbours in the batch are recorded.
-#[tokio::test]
-async fn a_late_worker_cannot_write_the_outcome_of_a_rescued_job() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let ids = enqueued(&store, 3).await;
-    let late = started(&store, WorkerId::new(), &ids).await;
-    let (job, claim) = late.iter().find(|(job, _)| job.id == ids[1]).unwrap();
-    let rescued = Rescheduling::retry(job, *claim, &Execution::default(), store.now(), true);
-    assert_eq!(store.reschedule_if_claimed(&[rescued]).await.unwrap(), [Recorded::Yes]);
-    let again = started(&store, WorkerId::new(), &ids[1..2]).await;
-    assert_eq!(again.len(), 1);
-    let batch: Vec<Archival> = late.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
-    let recorded = archive(&store, &batch).await;
-    for ((job, _), recorded) in late.iter().zip(&recorded) {
-        assert_eq!(*recorded, if job.id == ids[1] { Recorded::ClaimLost } else { Recorded::Yes });
-    }
-    let retry: Vec<Rescheduling> = late.iter().map(|(job, claim)| Rescheduling::release(job, *claim)).collect();
-    assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::ClaimLost; 3]);
-    assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 2);
-    assert_eq!(archive(&store, &[done(&again[0].0, again[0].1, &store)]).await, [Recorded::Yes]);
-}
-
-/// I2 after a commit whose reply was lost: the same batch once more.
-#[tokio::test]
-async fn an_outcome_that_is_written_twice_is_recorded_once() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let ids = enqueued(&store, 4).await;
-    let held = started(&store, WorkerId::new(), &ids).await;
-    let batch: Vec<Archival> = held.iter().map(|(job, claim)| done(job, *claim, &store)).collect();
-    assert_eq!(archive(&store, &batch[..2]).await, [Recorded::Yes; 2]);
-    assert_eq!(archive(&store, &batch).await, [Recorded::Yes; 4], "the earlier commit is recognised");
-    assert_eq!(database.raw("archived").count_documents(doc! {}).await.unwrap(), 4);
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
-    let (job, claim) = &started(&store, WorkerId::new(), &enqueued(&store, 1).await).await[0];
-    let execution = job.last_execution.clone().unwrap().ended(store.now(), None);
-    let retry = [Rescheduling::retry(job, *claim, &execution, store.now(), true)];
-    assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::Yes]);
-    assert_eq!(store.reschedule_if_claimed(&retry).await.unwrap(), [Recorded::Yes]);
-    let document = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
-    assert_eq!(document.get_array("executions").unwrap().len(), 1);
-}
-
 /// I6: the history keeps the first execution and the newest and counts the rest.
 #[tokio::test]
 async fn a_long_history_is_bounded_and_counted() {

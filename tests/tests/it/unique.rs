@@ -240,48 +240,6 @@ async fn a_waiting_job_is_replaced_and_a_started_one_is_not() {
     }
 }
 
-/// A worker that has read the old content must not run it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_start_does_not_run_a_content_that_was_replaced_after_it_was_read() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    for unique in [Unique::by_key("w").while_waiting(), Unique::by_key("f"), Unique::by_key("p").for_period(HOUR)] {
-        let at = store.now();
-        let replace = |n| keyed(n, unique.clone().on_conflict(OnConflict::Replace)).at(at);
-        let id = enqueue(&store, replace(1)).await.id;
-        let others: Vec<NewJob> = (0..20).map(|n| job(n).at(at - TimeDelta::milliseconds(n.into()))).collect();
-        let others: Vec<JobId> = recruiter_tests::local::ids(store.enqueue_many(others).await.unwrap());
-        for n in [2, 3] {
-            // Alone, and with so many dates that the date of the job is not compared.
-            for ids in [vec![id], [vec![id], others.clone()].concat()] {
-                let jobs = read(&store, &ids).await;
-                assert_eq!(enqueue(&store, replace(n)).await.outcome, Outcome::Replaced);
-                let claims = store.start_if_unlocked(&start(&store, WorkerId::new()), &to_start(&jobs)).await.unwrap();
-                assert!(claims.iter().all(|claim| claim.job() != id));
-                for claim in claims {
-                    let all = read_locked(&database, claim.job()).await;
-                    store.reschedule_if_claimed(&[Rescheduling::release(&all, claim)]).await.unwrap();
-                }
-            }
-        }
-        let jobs = read(&store, &[id]).await;
-        assert_eq!(store.start_if_unlocked(&start(&store, WorkerId::new()), &to_start(&jobs)).await.unwrap().len(), 1);
-        // Nor is an old content archived.
-        let id = enqueue(&store, keyed(1, Unique::by_key("c").on_conflict(OnConflict::Replace))).await.id;
-        let old = read(&store, &[id]).await.remove(0);
-        enqueue(&store, keyed(2, Unique::by_key("c").on_conflict(OnConflict::Replace))).await;
-        let cancel = |job: &Job| Archival::unstarted(id, &job.document, &FinishReason::CANCELLED, &Failure::new("x", ""), store.now());
-        let mut session = CommitSession::default();
-        assert_eq!(store.archive(&mut session, &[cancel(&old)]).await.unwrap(), [Recorded::ClaimLost]);
-        let new = read(&store, &[id]).await.remove(0);
-        assert_eq!(store.archive(&mut session, &[cancel(&new)]).await.unwrap(), [Recorded::Yes]);
-    }
-}
-
-async fn read_locked(database: &TestDatabase, id: JobId) -> Job {
-    Job::try_from(only(database, "scheduled", doc! { "_id": id, "locked": true }).await).unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_postponed_job_waits_for_the_last_call_but_not_for_ever() {
     let database = TestDatabase::new().await;
@@ -349,20 +307,6 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
     finish(store, &held).await;
     let due = read(store, &[delayed.id]).await[0].due().unwrap() - store.now();
     assert!(due > TimeDelta::minutes(50) && due < TimeDelta::minutes(61), "{due}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_end_in_a_callers_transaction_releases_the_successor() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
-    let once_more = || keyed(0, Unique::by_key("k").on_conflict(OnConflict::RunOnceMore));
-    let held = start_one(&store, enqueue(&store, once_more()).await.id).await;
-    let successor = enqueue(&store, once_more()).await.id;
-    let mut session = store.start_session().await.unwrap();
-    session.start_transaction().await.unwrap();
-    assert_eq!(store.finish_in(&mut session, &done(&store, &held)).await.unwrap(), Recorded::Yes);
-    session.commit_transaction().await.unwrap();
-    start_one(&store, successor).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

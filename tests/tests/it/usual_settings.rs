@@ -164,7 +164,7 @@ async fn a_connection_string_of_another_driver_is_used_with_a_warning() {
         assert!(said.err.contains(problem) && !said.err.contains("similar"), "{}", said.err);
     }
     let without = format!("{}{join}tls=true&connectTimeoutMS=1000", database.uri());
-    let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &without), ("RECRUITER_CONNECT_TIMEOUT", "8s")]);
+    let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &without), ("RECRUITER_CONNECT_TIMEOUT", "4s")]);
     assert_eq!(said.code, 69, "{}", said.err);
     assert!(said.err.contains("the server does not use TLS: remove tls=true"), "{}", said.err);
 }
@@ -196,7 +196,7 @@ async fn a_fault_of_tls_says_what_it_is_and_what_to_do() {
     ];
     let check = |(mongo, options, code, expected): (&EmbeddedMongo, String, i32, &str)| {
         let uri = format!("mongodb://127.0.0.1:{}/jobs?{options}", mongo.port());
-        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "8s")]);
+        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "4s")]);
         assert_eq!(said.code, code, "{options}: {}", said.err);
         // If it waits, it says so in the log before the end.
         let times = if code == 69 { 2 } else { 1 };
@@ -212,7 +212,7 @@ async fn a_set_that_names_other_addresses_is_reached_directly() {
     set.isolate(0);
     let enqueued = |options: &str| {
         let uri = format!("mongodb://{}/jobs?{options}", set.address(0));
-        run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "8s")])
+        run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "4s")])
     };
     let said = enqueued("replicaSet=rs0");
     let named = format!("names its members {}", set.uri().split(['/', '?']).nth(2).unwrap());
