@@ -261,7 +261,8 @@ async fn a_worker_is_available_again_only_after_its_jobs_are_locked() {
         FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").block(Duration::from_millis(400));
     let armed = slow.arm(world.database.uri()).await;
     let id = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
-    let again = doc! { "available": true, "round": { "$exists": true } };
+    // A start that takes long is listed.
+    let again = doc! { "available": true, "round": { "$exists": true }, "prefetched": { "$ne": id }, "working_on": { "$ne": id } };
     world.wait_for("it is assigned", async || world.count("roster", doc! { "round": { "$exists": true } }).await == 1).await;
     loop {
         let is_available = world.count("roster", again.clone()).await == 1;
