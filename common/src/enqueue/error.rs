@@ -11,58 +11,36 @@ use crate::{
 
 /// Why a job was not enqueued.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum EnqueueError {
     /// The parameters cannot be represented in BSON.
     #[error("the parameters of a `{class}` job cannot be stored: {reason}")]
-    Parameters {
-        /// Class of the job.
-        class: String,
-        /// The error of serde or BSON.
-        reason: String,
-    },
+    Parameters { class: String, reason: String },
     /// The job is larger than the limit.
     #[error(
         "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere, for example in a file of the job (`Store::put_file`, `recruiter enqueue --file`), and enqueue a reference to it"
     )]
     TooLarge {
-        /// Class of the job.
         class: String,
         /// Size of the part that is too large, in bytes of BSON.
         bytes: usize,
     },
     /// A bundle without items.
     #[error("a bundle of `{class}` has no items: give 1 to {MOST_ITEMS}")]
-    NoItems {
-        /// Class of the items.
-        class: String,
-    },
+    NoItems { class: String },
     /// A bundle with too many items.
     #[error("a bundle of `{class}` has more than {MOST_ITEMS} items: divide them among several bundles")]
-    TooManyItems {
-        /// Class of the items.
-        class: String,
-    },
+    TooManyItems { class: String },
     /// An invalid class, group, tag or urn.
     #[error("the {what} of a job {problem}")]
-    Name {
-        /// The name of the field.
-        what: &'static str,
-        /// The problem with its value.
-        problem: String,
-    },
+    Name { what: &'static str, problem: String },
     /// An invalid resource.
     #[error("the job cannot be limited: {problem}")]
-    Limit {
-        /// The problem with its name.
-        problem: InvalidSetting,
-    },
+    Limit { problem: InvalidSetting },
     /// A priority that does not exist.
     #[error("the priority of a job is a number from 0 to 9, not {number}")]
-    Priority {
-        /// The number.
-        number: i64,
-    },
+    Priority { number: i64 },
     /// A date that some programming languages cannot read.
     #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
     Date,
@@ -74,71 +52,37 @@ pub enum EnqueueError {
     ExpiryDate,
     /// The job cannot be unique in this way.
     #[error("a `{class}` job cannot be unique: {problem}")]
-    Unique {
-        /// Class of the job.
-        class: String,
-        /// The problem.
-        problem: InvalidUnique,
-    },
+    Unique { class: String, problem: InvalidUnique },
     /// Whenever the job was to be enqueued, another one had its unique key, and that one was finished when it was looked up.
     #[error("the unique key `{key}` was taken and freed again at each attempt: repeat the call")]
-    KeyKeepsChanging {
-        /// The key.
-        key: String,
-    },
+    KeyKeepsChanging { key: String },
     /// The group has as many waiting jobs as it may have.
     #[error(
         "group `{group}` accepts at most {most_waiting} waiting jobs: wait until workers have run some, enqueue fewer at once, or raise the limit with `recruiter groups set`"
     )]
-    BacklogFull {
-        /// The group.
-        group: String,
-        /// Its limit.
-        most_waiting: u64,
-    },
+    BacklogFull { group: String, most_waiting: u64 },
     /// As many jobs wait for the resources as one of their limits allows.
     #[error(
         "at most {most_waiting} jobs may wait for `{gate}` by the limit `{limit}`: wait until workers have run some, enqueue fewer at once, or raise it with `recruiter limits set --most-waiting`"
     )]
-    GateFull {
-        /// The gate: the resources that the jobs need.
-        gate: String,
-        /// The name of the limit, or its prefix.
-        limit: String,
-        /// How many jobs may wait.
-        most_waiting: u64,
-    },
+    GateFull { gate: String, limit: String, most_waiting: u64 },
     /// The database has the schema of an earlier release, whose indexes do not make jobs unique.
     #[error(
         "database `{database}` is set up by an earlier release, which cannot make jobs unique: start a process of this release on it once"
     )]
-    NotSetUpForUnique {
-        /// The database.
-        database: String,
-    },
+    NotSetUpForUnique { database: String },
     /// The parameters of a built-in retry policy are invalid or unknown.
     #[error("the retry policy of a `{class}` job cannot be used: {problem}")]
-    Policy {
-        /// Class of the job.
-        class: String,
-        /// The problem with the policy.
-        problem: InvalidPolicy,
-    },
+    Policy { class: String, problem: InvalidPolicy },
     /// The database has no schema. A client on the application's own driver creates one only on request.
     #[error("database `{database}` is not set up for jobs: call Store::ensure_schema, or start `recruiter run` on it once")]
-    NotSetUp {
-        /// The database.
-        database: String,
-    },
+    NotSetUp { database: String },
     /// The database has the schema of an earlier release, or no job has waited for another one yet: its indexes are missing, and cannot be
     /// made in a transaction.
     #[error(
         "database `{database}` has no indexes for jobs that wait for others yet: call Store::prepare_graphs once, outside of a transaction"
     )]
-    NotSetUpForGraphs {
-        /// The database.
-        database: String,
-    },
+    NotSetUpForGraphs { database: String },
     /// The jobs cannot wait for each other in this way.
     #[error(transparent)]
     Graph(#[from] InvalidGraph),

@@ -55,38 +55,21 @@ pub struct JobFile {
 
 /// A file was not written, read or deleted.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum FileError {
     /// The name cannot be stored.
     #[error("the name of a file {problem}")]
-    Name {
-        /// What is wrong with it.
-        problem: String,
-    },
+    Name { problem: String },
     /// The job has no such file.
     #[error("the job {job} has no file {name:.80?}")]
-    NotFound {
-        /// The job.
-        job: JobId,
-        /// The name of the file.
-        name: String,
-    },
+    NotFound { job: JobId, name: String },
     /// The content could not be read, so nothing was stored.
     #[error("the content of the file {name:.80?} cannot be read")]
-    Content {
-        /// The name of the file.
-        name: String,
-        /// The error of its reader.
-        source: io::Error,
-    },
+    Content { name: String, source: io::Error },
     /// MongoDB failed in a transfer, or parts of the file are missing. An unfinished file is not visible.
     #[error("the transfer of the file {name:.80?} failed")]
-    Transfer {
-        /// The name of the file.
-        name: String,
-        /// The error of the driver.
-        source: io::Error,
-    },
+    Transfer { name: String, source: io::Error },
     /// A MongoDB operation failed.
     #[error(transparent)]
     Store(#[from] StoreError),

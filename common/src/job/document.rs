@@ -60,6 +60,7 @@ pub fn holder_of(document: &RawDocument) -> Option<(WorkerId, Claim)> {
 
 /// Why a document is not a valid job.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum CorruptJob {
     /// A field is missing or of the wrong type.
@@ -67,12 +68,7 @@ pub enum CorruptJob {
     Undecodable(String),
     /// A count is negative or too large.
     #[error("field `{field}` is {value}, which is not a valid count")]
-    NotACount {
-        /// The field.
-        field: &'static str,
-        /// The stored value.
-        value: i64,
-    },
+    NotACount { field: &'static str, value: i64 },
     /// `scheduled_at` is outside of the range of dates.
     #[error("`scheduled_at` is {0} ms after 1970, outside of the range of dates")]
     BeyondDates(i64),

@@ -73,6 +73,7 @@ impl Message {
 
 /// Why a message was not published.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum PublishError {
     /// The topic is not valid.
@@ -80,18 +81,12 @@ pub enum PublishError {
     Topic(#[from] InvalidTopic),
     /// The content is not a document.
     #[error("a message for `{topic}` cannot be stored: {reason}")]
-    Body {
-        /// The topic.
-        topic: String,
-        /// The problem.
-        reason: String,
-    },
+    Body { topic: String, reason: String },
     /// The content is too large.
     #[error(
         "a message for `{topic}` has {bytes} bytes, more than the maximum of {LARGEST_MESSAGE}: store the data elsewhere and publish a reference to it"
     )]
     TooLarge {
-        /// The topic.
         topic: String,
         /// Its size in bytes of BSON.
         bytes: usize,

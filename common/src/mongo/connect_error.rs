@@ -11,6 +11,7 @@ pub(crate) const OLDEST_SERVER: (i32, i32) = (6, 0);
 
 /// Why a process cannot work with this MongoDB.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The connection string is invalid.
@@ -18,12 +19,7 @@ pub enum ConnectError {
     InvalidUri(DriverError),
     /// The connection string has an option that cannot be ignored.
     #[error("the MongoDB connection string has the option `{option}`: {remedy}")]
-    UriOption {
-        /// The option.
-        option: String,
-        /// What to do.
-        remedy: String,
-    },
+    UriOption { option: String, remedy: String },
     /// The prefix of the collections' names is not possible.
     #[error(
         "the prefix of collections `{0}` (--collection-prefix, RECRUITER_COLLECTION_PREFIX) is not valid: use at most 64 letters, digits, `_`, `-` and `.`, beginning with a letter or `_`, for example jobs_"
@@ -31,94 +27,47 @@ pub enum ConnectError {
     InvalidPrefix(String),
     /// No server answers.
     #[error("MongoDB at {hosts} could not be reached within {} ({reason}); check that it runs, the address in MONGODB_URI, and the network", crate::base::text::in_words(*waited))]
-    Unreachable {
-        /// Hosts of the connection string.
-        hosts: String,
-        /// How long the start has waited.
-        waited: Duration,
-        /// The last error of the driver, in short.
-        reason: String,
-    },
+    Unreachable { hosts: String, waited: Duration, reason: String },
     /// A server answers, but cannot be used as the connection string says: names of members, TLS.
     #[error("MongoDB at {hosts} cannot be used: {problem}")]
-    Unusable {
-        /// Hosts of the connection string.
-        hosts: String,
-        /// What is wrong, and what to do.
-        problem: String,
-    },
+    Unusable { hosts: String, problem: String },
     /// User or password is wrong.
     #[error("MongoDB at {hosts} does not accept the credentials; check user, password and authSource in MONGODB_URI")]
-    WrongCredentials {
-        /// Hosts of the connection string.
-        hosts: String,
-    },
+    WrongCredentials { hosts: String },
     /// Not a replica set, so there are no transactions.
     #[error(
         "MongoDB at {hosts} is a standalone server, and Recruiter needs a replica set for its transactions: start mongod with --replSet rs0 and run rs.initiate() once in mongosh (one member is enough)"
     )]
-    Standalone {
-        /// Hosts of the connection string.
-        hosts: String,
-    },
+    Standalone { hosts: String },
     /// The replica set is not initiated.
     #[error(
         "MongoDB at {hosts} was started as a member of a replica set that does not exist yet: run rs.initiate() once in mongosh (one member is enough)"
     )]
-    NotInitiated {
-        /// Hosts of the connection string.
-        hosts: String,
-    },
+    NotInitiated { hosts: String },
     /// The server belongs to another replica set than the one in the connection string.
     #[error(
         "MongoDB at {hosts} is a member of the replica set `{found}`, and MONGODB_URI has replicaSet={named}: write replicaSet={found}, or remove replicaSet="
     )]
-    WrongSetName {
-        /// Hosts of the connection string.
-        hosts: String,
-        /// The name in the connection string.
-        named: String,
-        /// The name of the server's replica set.
-        found: String,
-    },
+    WrongSetName { hosts: String, named: String, found: String },
     /// The server is older than every tested version.
     #[error("MongoDB at {hosts} is version {found}; {}.{} or newer is needed", OLDEST_SERVER.0, OLDEST_SERVER.1)]
-    TooOld {
-        /// Hosts of the connection string.
-        hosts: String,
-        /// Its version.
-        found: String,
-    },
+    TooOld { hosts: String, found: String },
     /// MongoDB requires a user, and the connection string names none.
     #[error("MongoDB at {hosts} requires a user, and MONGODB_URI names none: write mongodb://USER:PASSWORD@HOST/DATABASE?authSource=…")]
-    NoUser {
-        /// Hosts of the connection string.
-        hosts: String,
-    },
+    NoUser { hosts: String },
     /// The user can read but not write.
     #[error(
         "the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI"
     )]
-    ReadOnly {
-        /// The database.
-        database: String,
-    },
+    ReadOnly { database: String },
     /// The user cannot read.
     #[error("the MongoDB user may not read database `{database}`: give it the role read there, or use another user in MONGODB_URI")]
-    Unreadable {
-        /// The database.
-        database: String,
-    },
+    Unreadable { database: String },
     /// The database has none of Recruiter's collections.
     #[error(
         "database `{database}` of MongoDB at {hosts} has none of the collections `scheduled`, `archived` and `roster`: check the database name in MONGODB_URI, behind the host, and the prefix of collections, if there is one; the first start of `recruiter run` or the first enqueued job creates the collections"
     )]
-    NoRecruiter {
-        /// The database.
-        database: String,
-        /// Hosts of the connection string.
-        hosts: String,
-    },
+    NoRecruiter { database: String, hosts: String },
     /// More connections are needed, but the client belongs to the application.
     #[error("a client on the application's own driver cannot open connections of its own: use Client::connect")]
     ForeignClient,

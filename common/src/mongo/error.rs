@@ -35,28 +35,18 @@ impl std::ops::Deref for DriverError {
 
 /// A failed operation. Losing a race is not an error: operations report it in their result.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum StoreError {
     /// MongoDB refused the operation, or could not be reached. The source has the cause.
     #[error("the MongoDB operation `{operation}` failed")]
-    Mongo {
-        /// Name of the operation.
-        operation: &'static str,
-        /// The error of the driver.
-        source: DriverError,
-    },
+    Mongo { operation: &'static str, source: DriverError },
     /// There was no reply in time. The outcome of the operation is unknown.
     #[error("MongoDB did not reply to `{operation}` within {} s", CALL_LIMIT.as_secs())]
-    TimedOut {
-        /// Name of the operation.
-        operation: &'static str,
-    },
+    TimedOut { operation: &'static str },
     /// The session of the caller has no transaction open.
     #[error("`{operation}` needs a session in which the caller has started a transaction")]
-    NoTransaction {
-        /// Name of the operation.
-        operation: &'static str,
-    },
+    NoTransaction { operation: &'static str },
     /// Collections of an application have names that Recruiter needs. Nothing was changed.
     #[error(
         "the database has collections that are not of Recruiter, under names that Recruiter needs: {collection}. Nothing was changed. Let Recruiter use another database, or other names (--collection-prefix jobs_, RECRUITER_COLLECTION_PREFIX), or rename these collections"
@@ -67,12 +57,7 @@ pub enum StoreError {
     },
     /// A document is not valid in its collection.
     #[error("`{operation}` read an invalid document")]
-    Corrupt {
-        /// Name of the operation.
-        operation: &'static str,
-        /// The problem with the document.
-        source: CorruptJob,
-    },
+    Corrupt { operation: &'static str, source: CorruptJob },
 }
 
 /// MongoDB's error codes.

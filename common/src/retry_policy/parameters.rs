@@ -17,24 +17,15 @@ pub(super) const DEEPEST: usize = 16;
 /// Why a retry policy cannot be created. The message names the class (if it was decoded) and the parameter, and
 /// suggests a valid value. It is complete: there is no `source`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum InvalidPolicy {
     /// A parameter is missing or invalid.
     #[error("`{parameter}` {problem}")]
-    Parameter {
-        /// Its stored name.
-        parameter: String,
-        /// Its value and the valid values.
-        problem: String,
-    },
+    Parameter { parameter: String, problem: String },
     /// No policy of this class is registered.
     #[error("there is no retry policy `{class:.80}`; the known ones are {known}")]
-    UnknownClass {
-        /// The requested class.
-        class: String,
-        /// The registered classes.
-        known: String,
-    },
+    UnknownClass { class: String, known: String },
     /// A policy of this class is already registered.
     #[error("a retry policy `{0}` is already registered; choose another name")]
     AlreadyRegistered(String),
@@ -43,12 +34,7 @@ pub enum InvalidPolicy {
     NestedTooDeep,
     /// The problem is inside a policy, a parameter or a row.
     #[error("{place}: {problem}")]
-    Within {
-        /// The place of the problem.
-        place: String,
-        /// The problem at that place.
-        problem: Box<InvalidPolicy>,
-    },
+    Within { place: String, problem: Box<InvalidPolicy> },
 }
 
 impl InvalidPolicy {

@@ -10,50 +10,30 @@ use crate::{
 
 /// Why a wait has no result.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum WaitError {
     /// The job had not ended in time. It still waits or runs.
     #[error("job {job} has not ended within {}: wait again, or look at `recruiter jobs why {job}`", in_words(*waited))]
-    TimedOut {
-        /// The job.
-        job: JobId,
-        /// How long the caller wanted to wait.
-        waited: Duration,
-    },
+    TimedOut { job: JobId, waited: Duration },
     /// No job has this id.
     #[error(
         "there is no job {job}: it was never enqueued, its transaction is not committed, or it has ended and was deleted from the archive"
     )]
-    Unknown {
-        /// The id.
-        job: JobId,
-    },
+    Unknown { job: JobId },
     /// The job was there and is gone: it succeeded and nothing is kept of a success ([`Keep::Failures`](crate::job::Keep::Failures)).
     #[error("job {job} has ended, and nothing of it is kept: it succeeded with `keep: failures`")]
-    NotKept {
-        /// The job.
-        job: JobId,
-    },
+    NotKept { job: JobId },
     /// The job was deleted during the wait. How it has ended is unknown.
     #[error("job {job} is gone and is not in the archive: somebody has deleted it, and how it has ended is unknown")]
-    Gone {
-        /// The job.
-        job: JobId,
-    },
+    Gone { job: JobId },
     /// The job became other jobs. Wait for those whose results are wanted.
     #[error("job {job} became other jobs: wait for one of them ({jobs:?})")]
-    ContinuedAs {
-        /// The job.
-        job: JobId,
-        /// The jobs that it became.
-        jobs: Vec<JobId>,
-    },
+    ContinuedAs { job: JobId, jobs: Vec<JobId> },
     /// The job failed for good, was cancelled, or has expired.
     #[error("job {job} ended as `{why}`{}", said(.failure.as_ref()))]
     Failed {
-        /// The job.
         job: JobId,
-        /// The finish reason.
         why: FinishReason,
         /// The failure of its last execution: error class, message and trace. `None` if it was never started.
         failure: Option<Failure>,

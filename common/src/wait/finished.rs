@@ -42,24 +42,15 @@ impl<T> JobResult<T> {
 
 /// Why the result of a job cannot be returned.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[non_exhaustive]
 pub enum ResultError {
     /// The job has another class.
     #[error("the job is of class `{found}`, not `{asked}`")]
-    OtherClass {
-        /// The class of the job.
-        found: String,
-        /// The requested class.
-        asked: &'static str,
-    },
+    OtherClass { found: String, asked: &'static str },
     /// The stored result does not match the type that the class declares.
     #[error("the result of a `{class}` job cannot be decoded: {reason}")]
-    Undecodable {
-        /// The class.
-        class: &'static str,
-        /// The error of serde or BSON.
-        reason: String,
-    },
+    Undecodable { class: &'static str, reason: String },
     /// An error of MongoDB.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -87,6 +87,7 @@ impl Changed {
 
 /// The reason why a job was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
 #[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum Refusal {
     /// There is no job with this id.
@@ -94,28 +95,16 @@ pub enum Refusal {
     Unknown,
     /// It was retried before.
     #[error("it was retried before, as {new}")]
-    RetriedBefore {
-        /// The id of the new job.
-        new: String,
-    },
+    RetriedBefore { new: String },
     /// A running job cannot be retried.
     #[error("it is running in worker {worker}; its retry policy decides when it ends")]
-    Running {
-        /// The worker that runs it.
-        worker: WorkerId,
-    },
+    Running { worker: WorkerId },
     /// A running job keeps its priority, its group and its date.
     #[error("it has started: worker {worker} runs it, and only waiting jobs are changed")]
-    Started {
-        /// The worker that runs it.
-        worker: WorkerId,
-    },
+    Started { worker: WorkerId },
     /// An archived job can be neither changed nor cancelled.
     #[error("it is archived already, as {why}")]
-    Archived {
-        /// The reason why it was archived.
-        why: String,
-    },
+    Archived { why: String },
     /// A job that is not archived cannot be deleted.
     #[error("it is not archived, and only archived jobs are deleted: cancel it first")]
     NotArchived,
@@ -127,10 +116,7 @@ pub enum Refusal {
     KeyIsTaken,
     /// It waits until another job is finished.
     #[error("it waits until the running job with the unique key `{key}` is finished")]
-    WaitsForAnother {
-        /// The key.
-        key: String,
-    },
+    WaitsForAnother { key: String },
     /// Only archived jobs are retried with new content.
     #[error("it is not finished, and only finished jobs are retried with new content: cancel it first")]
     NotFinished,
