@@ -115,110 +115,40 @@ impl IndexKind {
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
 pub(crate) fn indexes() -> [Index; 15] {
-    let unique = |name, only: Document| Index {
-        collection: "scheduled",
-        name,
-        keys: doc! { name: 1 },
-        only: Some(only),
-        kind: IndexKind::Unique,
-        feature: Some(Feature::Unique),
+    let index = |collection, name, keys| Index { collection, name, keys, only: None, kind: IndexKind::Ordinary, feature: None };
+    let partial = |collection, name, keys, only, feature| Index { only: Some(only), feature, ..index(collection, name, keys) };
+    let unique = |name, only| {
+        let unique = partial("scheduled", name, doc! { name: 1 }, only, Some(Feature::Unique));
+        Index { kind: IndexKind::Unique, ..unique }
     };
-    let graph_jobs = |collection| Index {
-        collection,
-        name: GRAPH_JOBS,
-        keys: doc! { "graph": 1 },
-        only: Some(doc! { "graph": { "$exists": true } }),
-        kind: IndexKind::Ordinary,
-        feature: Some(Feature::Graphs),
+    let graph_jobs = |collection| {
+        let only = doc! { "graph": { "$exists": true } };
+        partial(collection, GRAPH_JOBS, doc! { "graph": 1 }, only, Some(Feature::Graphs))
     };
+    let expired = |collection, name| Index { kind: IndexKind::Expiry, ..index(collection, name, doc! { "expires_at": 1 }) };
+    // `locked` is false in every entry. With `_id`, `locked` and `gate` the index covers the searches.
+    let due = doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1, "gate": 1 };
+    let gated = doc! { "group": 1, "workable.class": 1, "gate": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 };
+    // An empty array would have an entry, too.
+    let any_permit = doc! { format!("{HELD_PERMITS}.0"): { "$exists": true } };
+    let waiting = doc! { "waiting": 1, "_id": 1 };
+    let expiring = doc! { "locked": false, "expires_at": any_date() };
     [
-        Index {
-            collection: "scheduled",
-            name: DUE_JOBS,
-            // `locked` is false in every entry. With `_id`, `locked` and `gate` the index covers the searches.
-            keys: doc! { "group": 1, "workable.class": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1, "gate": 1 },
-            only: Some(doc! { "locked": false, "gate": Bson::Null }),
-            kind: IndexKind::Ordinary,
-            feature: None,
-        },
-        Index {
-            collection: "scheduled",
-            name: GATED_JOBS,
-            keys: doc! { "group": 1, "workable.class": 1, "gate": 1, "priority": -1, "scheduled_at": 1, "_id": 1, "locked": 1 },
-            only: Some(doc! { "locked": false, "gate": any_gate() }),
-            kind: IndexKind::Ordinary,
-            feature: None,
-        },
-        Index {
-            collection: "scheduled",
-            name: LINES,
-            keys: doc! { "gate": 1, "created_at": 1, "_id": 1 },
-            only: Some(doc! { "gate": any_line() }),
-            kind: IndexKind::Ordinary,
-            feature: Some(Feature::Lines),
-        },
-        Index {
-            collection: "roster",
-            name: HELD_PERMITS,
-            keys: doc! { HELD_PERMITS: 1 },
-            // An empty array would have an entry, too.
-            only: Some(doc! { format!("{HELD_PERMITS}.0"): { "$exists": true } }),
-            kind: IndexKind::Unique,
-            feature: Some(Feature::Limits),
-        },
-        Index {
-            collection: "schedulers",
-            name: SCHEDULE_REVISIONS,
-            keys: doc! { "_id": 1, "revision": 1 },
-            only: None,
-            kind: IndexKind::Ordinary,
-            feature: None,
-        },
-        Index {
-            collection: "archived",
-            name: ARCHIVED_BY_END,
-            keys: doc! { "last_execution.ended_at": 1 },
-            only: None,
-            kind: IndexKind::Ordinary,
-            feature: None,
-        },
+        partial("scheduled", DUE_JOBS, due, doc! { "locked": false, "gate": Bson::Null }, None),
+        partial("scheduled", GATED_JOBS, gated, doc! { "locked": false, "gate": any_gate() }, None),
+        partial("scheduled", LINES, doc! { "gate": 1, "created_at": 1, "_id": 1 }, doc! { "gate": any_line() }, Some(Feature::Lines)),
+        Index { kind: IndexKind::Unique, ..partial("roster", HELD_PERMITS, doc! { HELD_PERMITS: 1 }, any_permit, Some(Feature::Limits)) },
+        index("schedulers", SCHEDULE_REVISIONS, doc! { "_id": 1, "revision": 1 }),
+        index("archived", ARCHIVED_BY_END, doc! { "last_execution.ended_at": 1 }),
         unique(UNIQUE, doc! { UNIQUE: any_text() }),
         unique(UNIQUE_WHILE_WAITING, doc! { UNIQUE_WHILE_WAITING: any_text(), "locked": false, "attempts": never_started() }),
         unique(UNIQUE_AFTER, doc! { UNIQUE_AFTER: any_text() }),
         graph_jobs("scheduled"),
         graph_jobs("archived"),
-        Index {
-            collection: "scheduled",
-            name: WAITING_JOBS,
-            keys: doc! { "waiting": 1, "_id": 1 },
-            only: Some(doc! { "waiting": true }),
-            kind: IndexKind::Ordinary,
-            feature: Some(Feature::Graphs),
-        },
-        Index {
-            collection: "scheduled",
-            name: EXPIRING_JOBS,
-            keys: doc! { "expires_at": 1 },
-            only: Some(doc! { "locked": false, "expires_at": any_date() }),
-            kind: IndexKind::Ordinary,
-            feature: Some(Feature::Expiry),
-        },
-        Index {
-            collection: "unique_periods",
-            name: EXPIRED_PERIODS,
-            keys: doc! { "expires_at": 1 },
-            only: None,
-            kind: IndexKind::Expiry,
-            feature: None,
-        },
-        Index {
-            collection: "messages",
-            name: EXPIRED_MESSAGES,
-            keys: doc! { "expires_at": 1 },
-            only: None,
-            kind: IndexKind::Expiry,
-            feature: Some(Feature::Messages),
-        },
+        partial("scheduled", WAITING_JOBS, waiting, doc! { "waiting": true }, Some(Feature::Graphs)),
+        partial("scheduled", EXPIRING_JOBS, doc! { "expires_at": 1 }, expiring, Some(Feature::Expiry)),
+        expired("unique_periods", EXPIRED_PERIODS),
+        Index { feature: Some(Feature::Messages), ..expired("messages", EXPIRED_MESSAGES) },
     ]
 }
 
