@@ -11,7 +11,7 @@ use futures_util::TryStreamExt;
 use mongodb::{ClientSession, Collection, error::Error, options::ReadConcern};
 
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     job::{ending::Archival, lane::ScheduledJob},
     limits::{
         Pause, Paused,

@@ -4,12 +4,7 @@
 //! writes an assignment only while `available` is true, and thereby sets it to false. Only the worker sets it to true.
 
 use crate::{
-    base::{
-        ids::{JobId, LeaseTerm, RoundId, WorkerId},
-        instant::Instant,
-        numbers::integer,
-        telemetry::of_bson,
-    },
+    base::{Instant, JobId, LeaseTerm, RoundId, WorkerId, integer, of_bson},
     job::gate::Permit,
     mongo::{Channel, schema::WORKER_FIELDS},
 };

@@ -16,3 +16,16 @@ pub mod text;
 pub mod topics;
 #[cfg(feature = "opentelemetry")]
 pub mod traces;
+
+pub(crate) use self::{
+    clock::Uptime,
+    failure::Failure,
+    ids::{GraphId, JobId, LeaseTerm, RoundId, StartId, WorkerId},
+    instant::{DUE_MS, Instant},
+    names::{LONGEST_NAME, check_name, check_traceparent, check_trimmed_name},
+    numbers::integer,
+    shutdown::pause,
+    telemetry::{causes, chain, of_bson},
+    text::{apart, briefly_apart, in_words, moment, printable},
+    topics::{InvalidTopic, Pattern},
+};

@@ -15,12 +15,7 @@ pub use self::operations::MOST_CONSUMERS;
 use bson::{Bson, Document, RawDocument, doc};
 
 use crate::{
-    base::{
-        instant::Instant,
-        names::check_trimmed_name,
-        telemetry::chain,
-        topics::{InvalidTopic, Pattern},
-    },
+    base::{Instant, InvalidTopic, Pattern, chain, check_trimmed_name},
     enqueue::NewJob,
     messages::{From, Message, Position, SubscribeError},
     mongo::{Client, CommitSession, Store, StoreError, cut, readable},

@@ -6,7 +6,7 @@ use mongodb::options::ReadConcern;
 
 use super::roster::worker_of;
 use crate::{
-    base::ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    base::{JobId, LeaseTerm, RoundId, WorkerId},
     hints::AssignedJobs,
     mongo::{Store, StoreError, call},
     roster,

@@ -5,7 +5,7 @@
 
 use super::lanes::WALK_LIMIT;
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     job::lane::{Lane, Position, ScheduledJob},
     mongo::{
         CALL_LIMIT, Store, StoreError, call,

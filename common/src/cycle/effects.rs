@@ -6,7 +6,7 @@ use bson::{Document, RawDocumentBuf};
 use mongodb::{ClientSession, error::Result as DriverResult};
 
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     hints::Hint,
     job::{
         ending::{Archival, Recorded},

@@ -10,10 +10,7 @@
 //! written has the same start id.
 
 use crate::{
-    base::{
-        ids::{JobId, StartId, WorkerId},
-        telemetry::chain,
-    },
+    base::{JobId, StartId, WorkerId, chain},
     job::{
         Claim,
         ending::{Archival, Guard, Recorded},

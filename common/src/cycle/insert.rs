@@ -10,7 +10,7 @@ use mongodb::{
 };
 
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     events::ToldJob,
     mongo::{
         Store, StoreError, call, cut,

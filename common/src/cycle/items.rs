@@ -7,7 +7,7 @@ use mongodb::options::ReadConcern;
 
 use super::finish::{GuardedWrite, size_of};
 use crate::{
-    base::ids::{JobId, StartId},
+    base::{JobId, StartId},
     job::{
         Claim,
         ending::{Progress, Recorded},

@@ -4,7 +4,7 @@
 //! groups, classes and gates, and not on the number of jobs. Names that are not UTF-8 are left out.
 
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     job::lane::{Lane, class_of_entry},
     mongo::{
         Store, StoreError,

@@ -9,11 +9,7 @@ use std::time::Duration;
 use bson::{Bson, Document, RawDocumentBuf, doc};
 
 use crate::{
-    base::{
-        ids::{LeaseTerm, WorkerId},
-        instant::Instant,
-        numbers::integer,
-    },
+    base::{Instant, LeaseTerm, WorkerId, integer},
     mongo::{Store, StoreError, call, readable},
     roster::term_in,
 };

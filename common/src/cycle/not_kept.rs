@@ -10,7 +10,7 @@ use chrono::TimeDelta;
 use mongodb::{ClientSession, error::Error};
 
 use crate::{
-    base::{ids::JobId, instant::Instant, telemetry::chain},
+    base::{Instant, JobId, chain},
     mongo::{Store, StoreError, call, readable::Readable},
 };
 

@@ -4,7 +4,7 @@ use bson::doc;
 
 use super::finish::{GuardedWrite, size_of};
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     job::{ending::Recorded, notes::Notes},
     mongo::{CommitSession, Store, StoreError},
 };

@@ -6,7 +6,7 @@ use bson::{Document, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 
 use crate::{
-    base::ids::{JobId, WorkerId},
+    base::{JobId, WorkerId},
     job::Held,
     mongo::{Store, StoreError, call, id_of},
 };

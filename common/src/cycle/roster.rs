@@ -23,11 +23,7 @@ use mongodb::{
 };
 
 use crate::{
-    base::{
-        clock::Uptime,
-        ids::{JobId, LeaseTerm, RoundId, WorkerId},
-        instant::Instant,
-    },
+    base::{Instant, JobId, LeaseTerm, RoundId, Uptime, WorkerId},
     limits::cells::any_cell,
     mongo::{
         Channel, Store, StoreError, call,

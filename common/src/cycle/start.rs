@@ -14,10 +14,7 @@ use futures_util::TryStreamExt;
 use mongodb::options::ReadConcern;
 
 use crate::{
-    base::{
-        ids::{JobId, StartId, WorkerId},
-        instant::Instant,
-    },
+    base::{Instant, JobId, StartId, WorkerId},
     job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, gate::Permit},
     mongo::{CALL_LIMIT, Store, StoreError, call, id_of, raw_id_of, readable::Readable, start_of},
 };

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::spec::{InvalidSpec, JobSpec, UnknownPolicies};
 use crate::{
-    base::{instant::Instant, json},
+    base::{Instant, json},
     job::{Keep, Priority, StoredPolicy, settings::or_default, stored_policy::in_json},
 };
 

@@ -16,7 +16,7 @@ use super::{
     outcome::{Enqueued, Outcome},
 };
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     cycle::Duplicate,
     hints::Hint,
     job::lane::ScheduledJob,

@@ -10,12 +10,7 @@ use super::{
     waiting::make_wait,
 };
 use crate::{
-    base::{
-        ids::JobId,
-        instant::{DUE_MS, Instant},
-        names::{check_name, check_traceparent, check_trimmed_name},
-        telemetry::of_bson,
-    },
+    base::{DUE_MS, Instant, JobId, check_name, check_traceparent, check_trimmed_name, of_bson},
     job::{Job, Settings, bundle::MOST_ITEMS, gate::LONGEST_GATE},
     limits::{InvalidSetting, check_resource, check_stored_resource},
     mongo::schema::LARGEST_WORKABLE,
@@ -180,7 +175,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        base::names::LONGEST_NAME,
+        base::LONGEST_NAME,
         enqueue::{defaults::Defaults, workable::Workable},
         job::{Keep, Priority, StoredPolicy},
         retry_policy::DoNotDoItAgain,

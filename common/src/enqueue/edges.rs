@@ -6,7 +6,7 @@ use bson::Document;
 
 use super::invalid_graph::{InvalidGraph, MOST_EDGES, MOST_JOBS};
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     job::{
         edge::{Edge, edges_of},
         gate::line_of_gate,

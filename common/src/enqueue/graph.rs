@@ -11,7 +11,7 @@ use super::{
     outcome::{Enqueued, Outcome},
 };
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     hints::Hint,
     mongo::{Store, schema::Feature},
 };

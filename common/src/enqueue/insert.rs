@@ -16,7 +16,7 @@ use super::{
     patience::Patience,
 };
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     hints::Hint,
     job::lane::ScheduledJob,
     mongo::{Client, Store, StoreError},

@@ -8,7 +8,7 @@ use mongodb::{ClientSession, error::Error};
 
 use super::invalid_graph::InvalidGraph;
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     mongo::{CommitSession, Store, StoreError, call, cut, id_of, require_transaction, session::commit},
 };
 

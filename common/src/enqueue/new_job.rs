@@ -6,10 +6,7 @@ use bson::{Bson, Document, doc};
 
 use super::defaults::{AnyPriority, Defaults, Retry};
 use crate::{
-    base::{
-        ids::{GraphId, JobId},
-        instant::Instant,
-    },
+    base::{GraphId, Instant, JobId},
     job::{
         Keep, Settings, StoredPolicy,
         bundle::MOST_ITEMS,

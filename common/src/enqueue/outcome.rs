@@ -1,6 +1,6 @@
 //! What an enqueueing call has done with a job.
 
-use crate::base::ids::JobId;
+use crate::base::JobId;
 
 /// The result of enqueueing one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 
-use crate::base::shutdown::pause;
+use crate::base::pause;
 
 /// The pauses between attempts to enqueue in a full group. With jitter, because callers that began together must not ask together.
 const PAUSES: ExponentialBuilder = ExponentialBuilder::new()

@@ -21,11 +21,8 @@ use serde_json::{Value, json};
 use super::new_job::NewJob;
 use crate::{
     base::{
-        ids::JobId,
-        instant::Instant,
-        json,
+        Instant, JobId, check_traceparent, json,
         json::{JsonError, relaxed},
-        names::check_traceparent,
     },
     job::{
         Job, Settings, StoredPolicy,

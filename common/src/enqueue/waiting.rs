@@ -3,10 +3,7 @@
 use bson::Document;
 
 use crate::{
-    base::{
-        ids::JobId,
-        instant::{DUE_MS, Instant},
-    },
+    base::{DUE_MS, Instant, JobId},
     job::edge::{Edge, InvalidEdge, edges_of},
 };
 

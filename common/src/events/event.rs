@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bson::{Bson, Document, doc};
 
-use crate::base::{instant::Instant, topics::Pattern};
+use crate::base::{Instant, Pattern};
 
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::event::Event;
 use crate::{
-    base::{ids::JobId, telemetry::chain},
+    base::{JobId, chain},
     mongo::Store,
 };
 

@@ -1,7 +1,7 @@
 //! The publisher: keeps events until they are written, and drops them when too many wait. Pure.
 
 use super::event::{Event, Wanted};
-use crate::{base::ids::JobId, mongo::Store};
+use crate::{base::JobId, mongo::Store};
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -146,7 +146,7 @@ impl Publisher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::{instant::Instant, topics::Pattern};
+    use crate::base::{Instant, Pattern};
 
     fn event(topic: &str) -> Event {
         Event { topic: topic.into(), at: Instant::default(), details: doc! {} }

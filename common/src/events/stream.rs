@@ -16,7 +16,7 @@ use super::{
     subscribers::RingPart,
 };
 use crate::{
-    base::{instant::Instant, shutdown::pause, telemetry::chain, topics::Pattern},
+    base::{Instant, Pattern, chain, pause},
     mongo::{Client, Store, StoreError},
 };
 

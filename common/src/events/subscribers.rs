@@ -14,7 +14,7 @@ use mongodb::{
 
 use super::event::Wanted;
 use crate::{
-    base::topics::Pattern,
+    base::Pattern,
     mongo::{Store, StoreError, call, readable, schema},
 };
 

@@ -4,7 +4,7 @@ use bson::{Bson, Document, doc};
 
 use super::event::{Event, Wanted};
 use crate::{
-    base::ids::{JobId, WorkerId},
+    base::{JobId, WorkerId},
     job::{
         effects::Effects,
         ending::{Archival, Recorded},

@@ -11,7 +11,7 @@ use futures_util::TryStreamExt;
 use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploadStream};
 
 use crate::{
-    base::{ids::JobId, instant::Instant, telemetry::of_bson},
+    base::{Instant, JobId, of_bson},
     mongo::{
         Store, StoreError, call, id_of, lossy,
         readable::Readable,

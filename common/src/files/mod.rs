@@ -32,7 +32,7 @@ use tokio::{
 use tokio_util::compat::{FuturesAsyncReadCompatExt, FuturesAsyncWriteCompatExt};
 
 use crate::{
-    base::{ids::JobId, instant::Instant, names::check_name},
+    base::{Instant, JobId, check_name},
     mongo::{Client, Store, StoreError},
 };
 

@@ -3,7 +3,7 @@
 use mongodb::ClientSession;
 
 use crate::{
-    base::ids::{GraphId, JobId},
+    base::{GraphId, JobId},
     enqueue::{EnqueueError, Enqueued, NewJob},
     job::edge::Edge,
     mongo::Client,

@@ -3,7 +3,7 @@
 use bson::Document;
 
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     enqueue::{
         EnqueueError, NewJob,
         edges::{connect, outside},

@@ -10,10 +10,7 @@ use futures_util::{StreamExt as _, TryStreamExt};
 use mongodb::options::ReadConcern;
 
 use crate::{
-    base::{
-        ids::{GraphId, JobId},
-        instant::Instant,
-    },
+    base::{GraphId, Instant, JobId},
     enqueue::waiting::WaitingJob,
     job::{
         FinishReason,

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::builder::Graph;
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     enqueue::{
         class_defaults::Classes,
         spec::{InvalidSpec, JobSpec, UnknownPolicies},

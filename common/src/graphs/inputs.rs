@@ -1,6 +1,6 @@
 //! Why the inputs of a job cannot be read.
 
-use crate::base::{ids::JobId, telemetry::of_bson};
+use crate::base::{JobId, of_bson};
 
 /// The inputs of a job: the results of the jobs that it waited for.
 #[derive(Debug, thiserror::Error)]

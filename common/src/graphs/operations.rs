@@ -10,11 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::{ends::StoredResult, inputs::InputError};
 use crate::{
-    base::{
-        ids::{GraphId, JobId},
-        instant::Instant,
-        shutdown::pause,
-    },
+    base::{GraphId, Instant, JobId, pause},
     job::{
         Stage,
         edge::{Edge, NOT_NEEDED, edges_of},

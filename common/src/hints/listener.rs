@@ -9,7 +9,7 @@ use bson::{Document, doc};
 use tokio::sync::mpsc;
 
 use super::Hint;
-use crate::{base::ids::WorkerId, mongo::Channel};
+use crate::{base::WorkerId, mongo::Channel};
 
 /// The reader of hints, which decides the collection and the kinds of hints.
 #[derive(Clone, Copy, Debug)]

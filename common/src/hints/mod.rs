@@ -19,10 +19,7 @@ use std::{borrow::Cow, time::Duration};
 use bson::{Bson, Document, Timestamp, doc};
 
 use crate::{
-    base::{
-        ids::{JobId, RoundId, WorkerId},
-        instant::Instant,
-    },
+    base::{Instant, JobId, RoundId, WorkerId},
     job::lane::ScheduledJob,
     mongo::cut,
     roster::{GRANTS, Permits, ids_in, permits_in, permits_to_document},

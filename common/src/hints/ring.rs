@@ -28,7 +28,7 @@ use super::{
     relay::{Link, Linking},
 };
 use crate::{
-    base::{ids::WorkerId, shutdown::pause, telemetry::chain},
+    base::{WorkerId, chain, pause},
     mongo::{Channel, Store, StoreError, call, schema},
 };
 

@@ -13,7 +13,7 @@
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
 use super::finish_reason::FinishReason;
-use crate::base::failure::Failure;
+use crate::base::Failure;
 
 /// The field that holds the outcomes of the items.
 pub(crate) const OUTCOMES: &str = "item_outcomes";

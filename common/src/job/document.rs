@@ -11,12 +11,7 @@ use super::{
     settings::Settings,
     state::JobState,
 };
-use crate::base::{
-    ids::{GraphId, JobId, WorkerId},
-    instant,
-    instant::Instant,
-    telemetry::of_bson,
-};
+use crate::base::{GraphId, Instant, JobId, WorkerId, instant, of_bson};
 
 /// A locked document in `scheduled`: its holder, and the job if the document is valid.
 #[derive(Debug)]
@@ -221,7 +216,7 @@ fn due_date(document: &RawDocument, scheduled_at: Option<Instant>) -> Result<Ins
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ids::StartId;
+    use crate::base::StartId;
 
     fn check(more: Document) -> String {
         let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" } };

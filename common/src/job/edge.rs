@@ -3,7 +3,7 @@
 use bson::{Bson, doc};
 
 use super::finish_reason::FinishReason;
-use crate::base::{failure::Failure, ids::JobId};
+use crate::base::{Failure, JobId};
 
 /// The error class of a job that was cancelled because a job that it waited for failed.
 pub const PARENT_FAILED: &str = "parent-failed";

@@ -25,12 +25,7 @@ use super::{
     rescheduling::{REDUCED, Rescheduling},
     stored_policy::DEFAULT_POLICY,
 };
-use crate::base::{
-    failure,
-    failure::Failure,
-    ids::{JobId, WorkerId},
-    instant::Instant,
-};
+use crate::base::{Failure, Instant, JobId, WorkerId, failure};
 
 /// Stored in place of a result that was dropped.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";

@@ -4,12 +4,7 @@ use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
 use super::{Job, finish_reason::FinishReason, raw::roomy};
-use crate::base::{
-    failure::Failure,
-    ids::{JobId, StartId, WorkerId},
-    instant,
-    instant::Instant,
-};
+use crate::base::{Failure, Instant, JobId, StartId, WorkerId, instant};
 
 /// Proof of a start: its owner may write the outcome, once. Only the start operations create it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

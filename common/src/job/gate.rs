@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::base::instant::Instant;
+use crate::base::Instant;
 
 /// Maximum length of a gate, in bytes.
 pub const LONGEST_GATE: usize = 256;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use bson::{Document, RawDocument, RawDocumentBuf};
 
-use crate::base::{ids::JobId, instant::Instant};
+use crate::base::{Instant, JobId};
 
 /// The fields of an unlocked job that an assignment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

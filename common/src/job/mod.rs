@@ -36,10 +36,7 @@ pub use self::{
     state::{JobState, Stage},
     stored_policy::StoredPolicy,
 };
-use crate::base::{
-    ids::{GraphId, JobId},
-    instant::Instant,
-};
+use crate::base::{GraphId, Instant, JobId};
 
 /// Group of a job without a group.
 pub const DEFAULT_GROUP: &str = "generic";

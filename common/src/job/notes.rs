@@ -9,7 +9,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, raw::cstr};
 
 use super::{Job, execution::Claim, raw::LARGEST_DOCUMENT};
-use crate::base::{failure::keep_start, instant::Instant};
+use crate::base::{Instant, failure::keep_start};
 
 /// The field with the progress of a job.
 pub const PROGRESS: &str = "progress";

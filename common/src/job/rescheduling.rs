@@ -7,7 +7,7 @@ use super::{
     bundle::OUTCOMES,
     execution::{Claim, Execution, deaths_with, history_with},
 };
-use crate::base::instant::Instant;
+use crate::base::Instant;
 
 /// The field that marks a document of which a part could not be stored.
 pub(super) const REDUCED: &str = "reduced";

@@ -227,7 +227,7 @@ fn trace<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error>
 mod tests {
     use super::*;
     use crate::{
-        base::{ids::JobId, instant::Instant},
+        base::{Instant, JobId},
         enqueue::{
             NewJob,
             spec::{JobSpec, UnknownPolicies},

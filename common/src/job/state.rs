@@ -1,7 +1,7 @@
 //! The state of a job: waiting, started (locked ahead or running), or archived.
 
 use super::{Job, execution::Claim, finish_reason::FinishReason};
-use crate::base::{ids::WorkerId, instant::Instant};
+use crate::base::{Instant, WorkerId};
 
 /// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use mongodb::options::ReadConcern;
 
 use super::rate::Rate;
 use crate::{
-    base::{ids::LeaseTerm, instant::Instant},
+    base::{Instant, LeaseTerm},
     mongo::{Store, StoreError, call, readable, readable::Readable},
 };
 

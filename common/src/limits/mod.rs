@@ -53,7 +53,7 @@ pub use self::{
     rate::Rate,
     window::MaintenanceWindow,
 };
-use crate::base::names::check_trimmed_name;
+use crate::base::check_trimmed_name;
 use crate::job::gate::{LINE, SEPARATOR};
 use crate::job::gate::{LONGEST_GATE, group_of_resource, line_of_gate};
 pub use crate::mongo::schema::{LARGEST_CAPACITY, MOST_WINDOWS};

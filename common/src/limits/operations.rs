@@ -10,7 +10,7 @@ use super::{
     window::MaintenanceWindow,
 };
 use crate::{
-    base::names::check_trimmed_name,
+    base::check_trimmed_name,
     job::gate::group_of_resource,
     mongo::{Client, Store, StoreError, schema::MOST_WINDOWS},
 };

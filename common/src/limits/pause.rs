@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use super::InvalidSetting;
-use crate::base::instant::Instant;
+use crate::base::Instant;
 
 /// What one pause covers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

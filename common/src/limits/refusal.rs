@@ -8,7 +8,7 @@ use super::{
     rate::Rate,
 };
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     job::{
         gate::{line_of_gate, resource_of_group, resources_in},
         lane::Lane,

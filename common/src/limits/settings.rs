@@ -12,7 +12,7 @@ use super::{
     window::MaintenanceWindow,
 };
 use crate::{
-    base::{ids::JobId, numbers::integer},
+    base::{JobId, integer},
     hints::Hint,
     job::gate::{group_of_resource, line_of_gate, resource_and_number, resources_in},
     mongo::{Store, StoreError, batch::IDS_PER_QUERY, call, id_of, readable::Readable},

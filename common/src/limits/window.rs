@@ -12,7 +12,7 @@ use chrono::{DateTime, Datelike as _, NaiveTime, TimeDelta, TimeZone as _, Utc, 
 use chrono_tz::Tz;
 
 use super::InvalidSetting;
-use crate::base::instant::Instant;
+use crate::base::Instant;
 
 /// Local times are examined at these steps where a clock changes. All changes since 1970 are at multiples of it.
 const STEP: TimeDelta = TimeDelta::minutes(15);

@@ -9,7 +9,7 @@ use mongodb::{
 };
 
 use crate::{
-    base::topics::Pattern,
+    base::Pattern,
     mongo::{
         Store, StoreError, call,
         schema::{Feature, LARGEST_KEY},

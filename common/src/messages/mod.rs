@@ -24,13 +24,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::stream::{Arrival, From, Messages, Position, SubscribeError};
 use crate::{
-    base::{
-        instant::Instant,
-        json::bson_of,
-        shutdown::pause,
-        telemetry::{chain, of_bson},
-        topics::{InvalidTopic, check_topic},
-    },
+    base::{Instant, InvalidTopic, chain, json::bson_of, of_bson, pause, topics::check_topic},
     mongo::{Client, Store, StoreError, cut},
 };
 

@@ -19,7 +19,7 @@ use super::{
     log::{MessageStart, MessageStream},
 };
 use crate::{
-    base::{instant::Instant, json::bson_of, shutdown::pause, telemetry::chain, topics::Pattern},
+    base::{Instant, Pattern, chain, json::bson_of, pause},
     mongo::{Client, Store, StoreError},
 };
 

@@ -10,11 +10,7 @@ use super::{
     schema::BUCKET,
     uri,
 };
-use crate::base::{
-    clock::{ServerClock, Uptime},
-    shutdown::pause,
-    telemetry::causes,
-};
+use crate::base::{Uptime, causes, clock::ServerClock, pause};
 use std::{
     sync::{
         Arc, PoisonError,

@@ -76,11 +76,7 @@ use self::{
     parts::Parts,
 };
 pub(crate) use self::{readable::readable, session::require_transaction};
-use crate::base::{
-    clock::{ServerClock, Uptime},
-    ids::{JobId, StartId},
-    instant::Instant,
-};
+use crate::base::{Instant, JobId, StartId, Uptime, clock::ServerClock};
 
 /// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default
 /// lease.

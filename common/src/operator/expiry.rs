@@ -6,7 +6,7 @@ use bson::{Document, doc};
 
 use super::{select::Match, views::COUNTED};
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     job::lane::Lane,
     mongo::{
         Store, StoreError, id_of,

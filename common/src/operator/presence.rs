@@ -10,11 +10,7 @@ use bson::{Bson, Document};
 use chrono::TimeDelta;
 
 use crate::{
-    base::{
-        ids::{JobId, WorkerId},
-        instant::Instant,
-        text::{apart, printable},
-    },
+    base::{Instant, JobId, WorkerId, apart, printable},
     mongo::{Client, Store, StoreError, lossy},
     roster::{Request, WorkOn, assigned_in, ids_in},
 };

@@ -4,7 +4,7 @@
 use bson::{Document, RawDocumentBuf, doc};
 
 use crate::{
-    base::instant::Instant,
+    base::Instant,
     mongo::{Store, StoreError, schema::ARCHIVED_BY_END},
 };
 

@@ -6,7 +6,7 @@
 //! such limit: each of its steps examines a bounded number of documents.
 
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     job::{FinishReason, Stage},
     mongo::{Client, Store, StoreError, batch::IDS_PER_QUERY, call, lossy, raw_id_of, schema::ARCHIVED_BY_END},
     roster::ids_in,

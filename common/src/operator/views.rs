@@ -2,10 +2,7 @@
 //! read as raw documents: one that cannot be decoded hides no other.
 
 use crate::{
-    base::{
-        ids::JobId,
-        instant::{DUE_MS, Instant},
-    },
+    base::{DUE_MS, Instant, JobId},
     job::{
         FinishReason, Priority, StoredJob,
         edge::edges_of,

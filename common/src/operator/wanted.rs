@@ -7,7 +7,7 @@ use bson::doc;
 use mongodb::options::ReadConcern;
 
 use crate::{
-    base::ids::WorkerId,
+    base::WorkerId,
     mongo::{Store, StoreError, call, readable},
     roster::{Request, Wanted},
 };

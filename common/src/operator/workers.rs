@@ -9,7 +9,7 @@ pub use crate::roster::{Request, Wanted, WorkOn};
 use bson::Document;
 
 use crate::{
-    base::{ids::WorkerId, numbers::integer},
+    base::{WorkerId, integer},
     hints::Hint,
     mongo::{Client, Store, StoreError, lossy},
 };

@@ -7,7 +7,7 @@ use std::io::Write as _;
 
 use super::logging::{InvalidFilter, is_json};
 use crate::{
-    base::telemetry::causes,
+    base::causes,
     mongo::{ConnectError, StoreError},
 };
 

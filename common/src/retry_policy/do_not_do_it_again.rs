@@ -4,7 +4,7 @@ use bson::{Document, doc};
 
 use super::{Decision, History, RetryPolicy};
 use crate::{
-    base::{failure::Failure, instant::Instant},
+    base::{Failure, Instant},
     job::FinishReason,
 };
 

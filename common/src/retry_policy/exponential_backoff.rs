@@ -10,7 +10,7 @@ use super::{
     parameters::{InvalidPolicy, LONGEST_WAIT, Parameters, checked_wait, stored_seconds},
 };
 use crate::{
-    base::{failure::Failure, ids::JobId, instant::Instant},
+    base::{Failure, Instant, JobId},
     job::FinishReason,
 };
 

@@ -21,7 +21,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use bson::Document;
 
 use crate::{
-    base::{failure::Failure, ids::JobId, instant::Instant},
+    base::{Failure, Instant, JobId},
     job::{Execution, FinishReason, IfWorkerDies, Job, StoredPolicy},
 };
 

@@ -11,7 +11,7 @@ use super::{
     registry::RetryPolicies,
 };
 use crate::{
-    base::{failure::Failure, instant::Instant},
+    base::{Failure, Instant},
     job::{FinishReason, StoredPolicy},
 };
 

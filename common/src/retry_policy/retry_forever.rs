@@ -8,7 +8,7 @@ use super::{
     Decision, History, RetryPolicy,
     parameters::{InvalidPolicy, Parameters, checked_wait, stored_seconds},
 };
-use crate::base::{failure::Failure, instant::Instant};
+use crate::base::{Failure, Instant};
 
 /// Retries after the same wait each time, until the job succeeds, discards itself or is cancelled.
 ///

@@ -9,7 +9,7 @@ use super::{
     parameters::{InvalidPolicy, Parameters, checked_wait, shown, stored_seconds},
 };
 use crate::{
-    base::{failure::Failure, instant::Instant},
+    base::{Failure, Instant},
     job::FinishReason,
 };
 

@@ -13,11 +13,7 @@ use super::{
     timing::Timing,
 };
 use crate::{
-    base::{
-        ids::JobId,
-        instant::Instant,
-        names::{LONGEST_NAME, check_trimmed_name},
-    },
+    base::{Instant, JobId, LONGEST_NAME, check_trimmed_name},
     enqueue::NewJob,
     job::Keep,
     mongo::{Store, readable, schema::MOST_MISSED},

@@ -12,7 +12,7 @@ use super::{
     template::job_of,
     timing::Timing,
 };
-use crate::base::{ids::JobId, instant::Instant};
+use crate::base::{Instant, JobId};
 
 /// A schedule as it is stored.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use bson::{Bson, Document};
 
 use super::error::InvalidSchedule;
-use crate::base::instant::{DUE_MS, Instant};
+use crate::base::{DUE_MS, Instant};
 
 /// Whole numbers, as documents have them.
 pub(super) fn integer(value: &Bson) -> Option<i64> {

@@ -12,7 +12,7 @@ use super::{
     runs::Advance,
 };
 use crate::{
-    base::{ids::JobId, names::LONGEST_NAME},
+    base::{JobId, LONGEST_NAME},
     enqueue::{EnqueueError, NewJob},
     mongo::{Client, CommitSession, Store, StoreError, readable},
 };

@@ -12,7 +12,7 @@ use mongodb::options::ReadConcern;
 
 use super::KEPT_RUNS;
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     mongo::{
         CommitSession, Store, StoreError, call, error::write_errors, id_of, readable, readable::Readable, schema::SCHEDULE_REVISIONS,
         session::commit,

@@ -4,7 +4,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc};
 
 use super::{error::InvalidSchedule, fields::Fields};
 use crate::{
-    base::{instant::Instant, telemetry::of_bson},
+    base::{Instant, of_bson},
     enqueue::{
         NewJob,
         spec::{JobSpec, UnknownPolicies},
@@ -75,7 +75,7 @@ fn settings_of(fields: &Document) -> Result<Settings, InvalidSchedule> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ids::JobId;
+    use crate::base::JobId;
 
     #[test]
     fn a_job_survives_being_stored() {

@@ -20,11 +20,7 @@ use mongodb::{ClientSession, error::Result as DriverResult, options::ReadConcern
 
 use super::UniqueScope;
 use crate::{
-    base::{
-        ids::JobId,
-        instant::{DUE_MS, Instant},
-        telemetry::chain,
-    },
+    base::{DUE_MS, Instant, JobId, chain},
     hints::{EVERY_GROUP, Hint},
     job::settings::IN_JOBS,
     mongo::{

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bson::{Bson, Document};
 use sha2::{Digest as _, Sha256};
 
-use crate::base::names::check_name;
+use crate::base::check_name;
 
 /// A key that is made of parameters and is longer than this is replaced by its hash, in bytes.
 const LONGEST_TEXT: usize = 256;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::finished::ResultError;
 use crate::{
-    base::{failure::Failure, ids::JobId, text::in_words},
+    base::{Failure, JobId, in_words},
     job::FinishReason,
 };
 

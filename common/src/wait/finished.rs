@@ -5,7 +5,7 @@
 use bson::{Bson, RawDocument};
 
 use crate::{
-    base::{failure::Failure, ids::JobId, telemetry::of_bson},
+    base::{Failure, JobId, of_bson},
     enqueue::Workable,
     job::{FinishReason, StoredJob},
     mongo::{Client, StoreError, lossy},

@@ -7,7 +7,7 @@ use futures_util::TryStreamExt;
 
 use super::waiters::{LOOK_EVERY, Waiters};
 use crate::{
-    base::{shutdown::pause, telemetry::chain},
+    base::{chain, pause},
     events::{RENEW_EVERY, RingPart, Wanted},
     mongo::{Store, StoreError},
 };

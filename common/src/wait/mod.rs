@@ -39,7 +39,7 @@ use self::{
     listener::{AGAIN_AFTER, listen},
 };
 use crate::{
-    base::{ids::JobId, shutdown::pause, telemetry::chain},
+    base::{JobId, chain, pause},
     enqueue::{Enqueued, Workable},
     job::{Keep, StoredJob},
     mongo::{Client, Store},

@@ -1,6 +1,6 @@
 //! The waits for jobs in this process, and when a poll is due. Pure.
 
-use crate::{base::ids::JobId, mongo::Store};
+use crate::{base::JobId, mongo::Store};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},

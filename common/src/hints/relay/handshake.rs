@@ -14,7 +14,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
 use super::{Stream, receive, send};
-use crate::base::ids::WorkerId;
+use crate::base::WorkerId;
 
 /// Maximum size in bytes of the documents of a handshake.
 const LARGEST: usize = 1_024;

@@ -31,10 +31,7 @@ use super::{
     receive, send,
 };
 use crate::{
-    base::{
-        ids::{LeaseTerm, WorkerId},
-        shutdown::pause,
-    },
+    base::{LeaseTerm, WorkerId, pause},
     hints::{Hint, listener::Hints},
     mongo::{Channel, Store, StoreError},
 };

@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{HANDSHAKE, LARGEST, Rendezvous, SILENT_FOR, Stream, handshake::answer, hub::Connected, receive, send};
 use crate::{
-    base::ids::WorkerId,
+    base::WorkerId,
     hints::{Hint, listener::Listener},
     mongo::{Channel, Store},
 };

@@ -39,7 +39,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use self::address::HintsAddress;
 pub(crate) use self::link::{Link, Linking};
 use crate::{
-    base::ids::LeaseTerm,
+    base::LeaseTerm,
     mongo::{Store, StoreError, call, readable},
     roster::ProcessIdentity,
 };

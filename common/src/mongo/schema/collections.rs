@@ -10,7 +10,7 @@ use super::{
     run,
 };
 use crate::{
-    base::{numbers::integer, telemetry::chain},
+    base::{chain, integer},
     mongo::{
         Client,
         channel::Channel,

@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document, doc};
 
-use crate::base::instant::DUE_MS;
+use crate::base::DUE_MS;
 
 /// The jobs without a gate. Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later
 /// delete changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.

@@ -12,7 +12,7 @@ use super::{
     repeated_call, run, version,
 };
 use crate::{
-    base::telemetry::chain,
+    base::chain,
     mongo::{
         CALL_LIMIT, Client, StandIn, code_of,
         error::{

@@ -48,7 +48,7 @@ use self::{
     make::{ensure_indexes, ensure_these_indexes},
 };
 use super::{Client, call, call_within, channel::Channel, error::StoreError, readable::readable};
-use crate::base::{numbers::integer, shutdown::pause};
+use crate::base::{integer, pause};
 
 /// Maximum number of running jobs of one resource.
 pub const LARGEST_CAPACITY: u32 = 100_000;

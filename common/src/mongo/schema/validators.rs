@@ -4,7 +4,7 @@ use bson::{Bson, Document, doc, spec::ElementType};
 
 use super::{LARGEST_CAPACITY, LARGEST_KEY, LARGEST_WORKABLE, MOST_MISSED, MOST_WINDOWS, indexes::any_line};
 use crate::{
-    base::instant::DUE_MS,
+    base::DUE_MS,
     job::{
         bundle::MOST_ITEMS,
         settings::{IN_JOBS, IN_TEMPLATES},

@@ -4,7 +4,7 @@ use bson::{Bson, Document};
 
 use super::revision::Revision;
 use crate::{
-    base::ids::JobId,
+    base::JobId,
     enqueue::{NewJob, spec::unique_again},
     job::Job,
 };

@@ -3,10 +3,7 @@
 use bson::Document;
 
 use crate::{
-    base::{
-        instant::{DUE_MS, Instant},
-        names::check_trimmed_name,
-    },
+    base::{DUE_MS, Instant, check_trimmed_name},
     job::{Job, Priority},
 };
 

@@ -2,10 +2,7 @@
 
 use super::{alteration::Alteration, revision::Revision};
 use crate::{
-    base::{
-        ids::{JobId, WorkerId},
-        instant::Instant,
-    },
+    base::{Instant, JobId, WorkerId},
     job::FinishReason,
 };
 

@@ -9,7 +9,7 @@ use super::{
     patience::{patiently, patiently_with},
 };
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     enqueue::spec::JobSpec,
     job::{Job, JobState, StoredJob},
     mongo::{Store, StoreError, cut},

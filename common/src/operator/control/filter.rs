@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        base::instant::Instant,
+        base::Instant,
         operator::control::{alteration::Alteration, revision::Revision},
     };
 

@@ -17,12 +17,7 @@ use super::{
     revision::Revision,
 };
 use crate::{
-    base::{
-        ids::{GraphId, JobId},
-        instant::Instant,
-        shutdown::pause,
-        telemetry::chain,
-    },
+    base::{GraphId, Instant, JobId, chain, pause},
     enqueue::{
         NewJob,
         edges::{check_edges, parents_first},

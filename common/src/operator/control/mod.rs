@@ -49,7 +49,7 @@ pub use self::{
 use super::select::{JobFilter, Match, Walk};
 pub use crate::enqueue::spec::UnknownPolicies;
 use crate::{
-    base::{ids::JobId, instant::Instant, telemetry::chain},
+    base::{Instant, JobId, chain},
     hints::Hint,
     job::{
         FinishReason,

@@ -12,7 +12,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use futures_util::{FutureExt as _, TryStreamExt};
 
 use crate::{
-    base::{ids::JobId, instant::Instant},
+    base::{Instant, JobId},
     cycle::finish::Attempted,
     job::ending::Recorded,
     mongo::{

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant as Monotonic};
 use backon::{ConstantBuilder, RetryableWithContext as _};
 
 use crate::{
-    base::{shutdown::pause, telemetry::chain},
+    base::{chain, pause},
     mongo::StoreError,
 };
 

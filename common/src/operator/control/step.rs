@@ -11,11 +11,7 @@ use super::{
     revision::Revision,
 };
 use crate::{
-    base::{
-        failure::{CANCELLED, Failure},
-        ids::JobId,
-        instant::Instant,
-    },
+    base::{Failure, Instant, JobId, failure::CANCELLED},
     job::{FinishReason, Job, JobState, StoredJob, ending::Archival},
 };
 
@@ -150,7 +146,7 @@ mod tests {
     use bson::doc;
 
     use super::*;
-    use crate::{base::instant::DUE_MS, job::Priority};
+    use crate::{base::DUE_MS, job::Priority};
 
     #[test]
     fn a_job_that_waits_for_another_one_keeps_its_date() {

@@ -25,11 +25,7 @@ pub use self::reason::{Reason, Why};
 use self::situation::Situation;
 use super::{presence::Presence, views::policies_in};
 use crate::{
-    base::{
-        ids::{JobId, WorkerId},
-        instant::Instant,
-        text::{apart, moment, printable},
-    },
+    base::{Instant, JobId, WorkerId, apart, moment, printable},
     job::{Job, JobState, gate::line_of_gate, lane::Lane},
     mongo::{Client, Store, StoreError},
 };

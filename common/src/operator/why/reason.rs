@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{base::instant::Instant, roster::PermitHolder};
+use crate::{base::Instant, roster::PermitHolder};
 
 /// Why a job does not run. The names are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -9,11 +9,7 @@ use chrono::TimeDelta;
 
 use super::reason::{Reason, Why};
 use crate::{
-    base::{
-        ids::JobId,
-        instant::Instant,
-        text::{apart, briefly_apart, in_words, moment, printable},
-    },
+    base::{Instant, JobId, apart, briefly_apart, in_words, moment, printable},
     job::{
         gate::{line_of_gate, resource_and_number, resource_of_group},
         lane::Lane,

@@ -21,7 +21,7 @@ use chrono_tz::{GapInfo, TZ_VARIANTS, Tz};
 use croner::parser::{CronParser, Seconds, Year};
 
 use super::error::InvalidSchedule;
-use crate::base::instant::Instant;
+use crate::base::Instant;
 
 /// Minimum of an interval.
 const SHORTEST: Duration = Duration::from_secs(1);

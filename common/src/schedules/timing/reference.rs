@@ -9,7 +9,7 @@ use chrono_tz::{TZ_VARIANTS, Tz};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::IndexedRandom as _};
 
 use super::Timing;
-use crate::base::instant::Instant;
+use crate::base::Instant;
 
 const MINUTE: TimeDelta = TimeDelta::minutes(1);
 /// How far around a change of the clock the slots are compared.
