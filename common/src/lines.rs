@@ -12,12 +12,12 @@ use mongodb::{ClientSession, Collection, error::Error, options::ReadConcern};
 
 use crate::{
     base::Instant,
-    job::{ending::Archival, lane::ScheduledJob},
+    job::{Archival, ScheduledJob},
     limits::{
         Pause, Paused,
         settings::{id_of_pause, pause_in},
     },
-    mongo::{CALL_LIMIT, Store, StoreError, call, readable::Readable, schema::Feature},
+    mongo::{CALL_LIMIT, Feature, Readable, Store, StoreError, call},
 };
 
 /// Maximum number of lines in one query.

@@ -5,7 +5,7 @@
 
 use crate::{
     base::{Instant, JobId, LeaseTerm, RoundId, WorkerId, integer, of_bson},
-    job::gate::Permit,
+    job::Permit,
     mongo::{Channel, schema::WORKER_FIELDS},
 };
 use std::{collections::BTreeMap, fs, io, time::Duration};

@@ -9,7 +9,7 @@ use bson::{Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
 use mongodb::options::ReadConcern;
 
-use crate::mongo::{CommitSession, Store, StoreError, call, error::write_errors, schema::Feature, session::commit};
+use crate::mongo::{CommitSession, Feature, Store, StoreError, call, commit, write_errors};
 
 /// Maximum number of consumer groups.
 pub const MOST_CONSUMERS: u32 = 100;

@@ -6,11 +6,8 @@
 use super::lanes::WALK_LIMIT;
 use crate::{
     base::Instant,
-    job::lane::{Lane, Position, ScheduledJob},
-    mongo::{
-        CALL_LIMIT, Store, StoreError, call,
-        schema::{DUE_JOBS, GATED_JOBS},
-    },
+    job::{Lane, ScheduledJob, lane::Position},
+    mongo::{CALL_LIMIT, DUE_JOBS, GATED_JOBS, Store, StoreError, call},
 };
 use std::collections::HashSet;
 

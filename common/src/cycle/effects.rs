@@ -8,11 +8,7 @@ use mongodb::{ClientSession, error::Result as DriverResult};
 use crate::{
     base::{Instant, JobId},
     hints::Hint,
-    job::{
-        ending::{Archival, Recorded},
-        lane::ScheduledJob,
-        rescheduling::Rescheduling,
-    },
+    job::{Archival, Recorded, ScheduledJob, rescheduling::Rescheduling},
     lines::halt_lines_in,
     mongo::{Store, id_of},
 };

@@ -11,16 +11,8 @@
 
 use crate::{
     base::{JobId, StartId, WorkerId, chain},
-    job::{
-        Claim,
-        ending::{Archival, Guard, Recorded},
-        raw::LARGEST_DOCUMENT,
-        rescheduling::Rescheduling,
-    },
-    mongo::{
-        CommitSession, Store, StoreError, batch::Batches, call, cut, id_of, raw_id_of, readable::Readable, require_transaction,
-        session::commit, start_of,
-    },
+    job::{Archival, Claim, Recorded, ending::Guard, raw::LARGEST_DOCUMENT, rescheduling::Rescheduling},
+    mongo::{Batches, CommitSession, Readable, Store, StoreError, call, commit, cut, id_of, raw_id_of, require_transaction, start_of},
 };
 use std::{
     collections::{HashMap, HashSet},

@@ -12,14 +12,7 @@ use mongodb::{
 use crate::{
     base::JobId,
     events::ToldJob,
-    mongo::{
-        Store, StoreError, call, cut,
-        error::code,
-        id_of,
-        readable::Readable,
-        require_transaction,
-        schema::{UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING},
-    },
+    mongo::{Readable, Store, StoreError, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, call, cut, error::code, id_of, require_transaction},
 };
 
 /// Maximum number of documents in one `insert` command. It is below MongoDB's limit, so that a large import shows progress.

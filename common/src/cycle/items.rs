@@ -8,10 +8,7 @@ use mongodb::options::ReadConcern;
 use super::finish::{GuardedWrite, size_of};
 use crate::{
     base::{JobId, StartId},
-    job::{
-        Claim,
-        ending::{Progress, Recorded},
-    },
+    job::{Claim, Recorded, ending::Progress},
     mongo::{CommitSession, Store, StoreError},
 };
 

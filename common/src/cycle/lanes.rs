@@ -5,11 +5,8 @@
 
 use crate::{
     base::Instant,
-    job::lane::{Lane, class_of_entry},
-    mongo::{
-        Store, StoreError,
-        schema::{DUE_JOBS, GATED_JOBS, any_gate},
-    },
+    job::{Lane, lane::class_of_entry},
+    mongo::{DUE_JOBS, GATED_JOBS, Store, StoreError, any_gate},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -11,7 +11,7 @@ use mongodb::{ClientSession, error::Error};
 
 use crate::{
     base::{Instant, JobId, chain},
-    mongo::{Store, StoreError, call, readable::Readable},
+    mongo::{Readable, Store, StoreError, call},
 };
 
 /// The length of a period, in milliseconds.

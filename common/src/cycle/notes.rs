@@ -5,7 +5,7 @@ use bson::doc;
 use super::finish::{GuardedWrite, size_of};
 use crate::{
     base::JobId,
-    job::{ending::Recorded, notes::Notes},
+    job::{Recorded, notes::Notes},
     mongo::{CommitSession, Store, StoreError},
 };
 

@@ -25,10 +25,7 @@ use mongodb::{
 use crate::{
     base::{Instant, JobId, LeaseTerm, RoundId, Uptime, WorkerId},
     limits::cells::any_cell,
-    mongo::{
-        Channel, Store, StoreError, call,
-        schema::{self, any_worker},
-    },
+    mongo::{Channel, Store, StoreError, any_worker, call, schema},
     roster,
     roster::{AvailableWorker, ClassSlots, Offered, ProcessIdentity, RegisteredWorker, Request, WorkOn},
 };

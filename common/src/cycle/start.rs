@@ -15,8 +15,8 @@ use mongodb::options::ReadConcern;
 
 use crate::{
     base::{Instant, JobId, StartId, WorkerId},
-    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, gate::Permit},
-    mongo::{CALL_LIMIT, Store, StoreError, call, id_of, raw_id_of, readable::Readable, start_of},
+    job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, Permit},
+    mongo::{CALL_LIMIT, Readable, Store, StoreError, call, id_of, raw_id_of, start_of},
 };
 
 /// Maximum number of due dates with one update statement each. Jobs with more dates share one statement with a pipeline that copies each

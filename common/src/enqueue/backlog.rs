@@ -13,7 +13,7 @@ use std::time::Instant as Monotonic;
 
 use super::{error::EnqueueError, insert::Prepared};
 use crate::{
-    job::gate::resource_of_group,
+    job::resource_of_group,
     mongo::{Store, StoreError},
 };
 

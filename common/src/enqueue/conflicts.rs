@@ -19,11 +19,8 @@ use crate::{
     base::{Instant, JobId},
     cycle::Duplicate,
     hints::Hint,
-    job::lane::ScheduledJob,
-    mongo::{
-        Store, StoreError, require_transaction,
-        schema::{Feature, UNIQUE_AFTER},
-    },
+    job::ScheduledJob,
+    mongo::{Feature, Store, StoreError, UNIQUE_AFTER, require_transaction},
     unique::{Holder, Keyed, OnConflict, Taken, UniqueScope, successor},
 };
 

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::{
     base::{DUE_MS, Instant, JobId, check_name, check_traceparent, check_trimmed_name, of_bson},
-    job::{Job, Settings, bundle::MOST_ITEMS, gate::LONGEST_GATE},
+    job::{Job, LONGEST_GATE, MOST_ITEMS, Settings},
     limits::{InvalidSetting, check_resource, check_stored_resource},
-    mongo::schema::LARGEST_WORKABLE,
+    mongo::LARGEST_WORKABLE,
     unique::{Content, Keyed},
 };
 

@@ -7,10 +7,7 @@ use bson::Document;
 use super::invalid_graph::{InvalidGraph, MOST_EDGES, MOST_JOBS};
 use crate::{
     base::JobId,
-    job::{
-        edge::{Edge, edges_of},
-        gate::line_of_gate,
-    },
+    job::{Edge, edges_of, line_of_gate},
     mongo::id_of,
 };
 

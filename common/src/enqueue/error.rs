@@ -2,9 +2,9 @@
 
 use super::invalid_graph::InvalidGraph;
 use crate::{
-    job::bundle::MOST_ITEMS,
+    job::MOST_ITEMS,
     limits::InvalidSetting,
-    mongo::{StoreError, schema::LARGEST_WORKABLE},
+    mongo::{LARGEST_WORKABLE, StoreError},
     retry_policy::InvalidPolicy,
     unique::InvalidUnique,
 };

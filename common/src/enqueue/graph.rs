@@ -13,7 +13,7 @@ use super::{
 use crate::{
     base::JobId,
     hints::Hint,
-    mongo::{Store, schema::Feature},
+    mongo::{Feature, Store},
 };
 
 impl Store {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     base::{Instant, JobId},
     hints::Hint,
-    job::lane::ScheduledJob,
+    job::ScheduledJob,
     mongo::{Client, Store, StoreError},
     unique::Keyed,
 };

@@ -9,7 +9,7 @@ use mongodb::{ClientSession, error::Error};
 use super::invalid_graph::InvalidGraph;
 use crate::{
     base::JobId,
-    mongo::{CommitSession, Store, StoreError, call, cut, id_of, require_transaction, session::commit},
+    mongo::{CommitSession, Store, StoreError, call, commit, cut, id_of, require_transaction},
 };
 
 /// Maximum number of documents in one `insert` command of a transaction.

@@ -1,6 +1,6 @@
 //! Why jobs cannot wait for each other, and the limits.
 
-use crate::{base::JobId, job::edge::InvalidEdge};
+use crate::{base::JobId, job::InvalidEdge};
 
 /// Maximum number of jobs in one enqueueing call if some of them wait for others: they are one transaction.
 pub const MOST_JOBS: usize = 20_000;

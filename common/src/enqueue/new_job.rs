@@ -7,11 +7,7 @@ use bson::{Bson, Document, doc};
 use super::defaults::{AnyPriority, Defaults, Retry};
 use crate::{
     base::{GraphId, Instant, JobId},
-    job::{
-        Keep, Settings, StoredPolicy,
-        bundle::MOST_ITEMS,
-        edge::{Edge, When},
-    },
+    job::{Edge, Keep, MOST_ITEMS, Settings, StoredPolicy, When},
     retry_policy::{InvalidPolicy, RetryPolicies},
     unique::Unique,
 };

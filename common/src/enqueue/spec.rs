@@ -24,10 +24,7 @@ use crate::{
         Instant, JobId, check_traceparent, json,
         json::{JsonError, relaxed},
     },
-    job::{
-        Job, Settings, StoredPolicy,
-        edge::{Edge, When},
-    },
+    job::{Edge, Job, Settings, StoredPolicy, When},
     retry_policy::RetryPolicies,
     unique::{OnConflict, Unique},
 };

@@ -4,7 +4,7 @@ use bson::Document;
 
 use crate::{
     base::{DUE_MS, Instant, JobId},
-    job::edge::{Edge, InvalidEdge, edges_of},
+    job::{Edge, InvalidEdge, edges_of},
 };
 
 /// Makes the document of a new job one of a job that waits. It is due in the year 9999, so no search finds it.

@@ -6,8 +6,8 @@ use super::event::{Event, Wanted};
 use crate::{
     base::{JobId, WorkerId},
     job::{
+        Archival, Recorded,
         effects::Effects,
-        ending::{Archival, Recorded},
         notes::{Notes, PROGRESS},
         rescheduling::Rescheduling,
     },

@@ -12,11 +12,7 @@ use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploa
 
 use crate::{
     base::{Instant, JobId, of_bson},
-    mongo::{
-        Store, StoreError, call, id_of, lossy,
-        readable::Readable,
-        schema::{self, Feature},
-    },
+    mongo::{Feature, Readable, Store, StoreError, call, id_of, lossy, schema},
 };
 
 /// Number of chunks that one command copies: a copy of a large file takes longer than a call may.

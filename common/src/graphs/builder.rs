@@ -5,7 +5,7 @@ use mongodb::ClientSession;
 use crate::{
     base::{GraphId, JobId},
     enqueue::{EnqueueError, Enqueued, NewJob},
-    job::edge::Edge,
+    job::Edge,
     mongo::Client,
 };
 

@@ -12,15 +12,8 @@ use mongodb::options::ReadConcern;
 use crate::{
     base::{GraphId, Instant, JobId},
     enqueue::waiting::WaitingJob,
-    job::{
-        FinishReason,
-        edge::{End, NOT_NEEDED},
-    },
-    mongo::{
-        Client, Store, StoreError, call, id_of, readable,
-        readable::Readable,
-        schema::{Feature, GRAPH_JOBS, WAITING_JOBS},
-    },
+    job::{End, FinishReason, NOT_NEEDED},
+    mongo::{Client, Feature, GRAPH_JOBS, Readable, Store, StoreError, WAITING_JOBS, call, id_of, readable},
 };
 
 /// The fields that say what a job of a graph is and how it has ended.

@@ -11,10 +11,7 @@ use serde::de::DeserializeOwned;
 use super::{ends::StoredResult, inputs::InputError};
 use crate::{
     base::{GraphId, Instant, JobId, pause},
-    job::{
-        Stage,
-        edge::{Edge, NOT_NEEDED, edges_of},
-    },
+    job::{Edge, NOT_NEEDED, Stage, edges_of},
     mongo::{Client, Store, StoreError},
     wait::{WaitError, finished::ResultError},
 };

@@ -20,7 +20,7 @@ use bson::{Bson, Document, Timestamp, doc};
 
 use crate::{
     base::{Instant, JobId, RoundId, WorkerId},
-    job::lane::ScheduledJob,
+    job::ScheduledJob,
     mongo::cut,
     roster::{GRANTS, Permits, ids_in, permits_in, permits_to_document},
 };

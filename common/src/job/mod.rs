@@ -23,8 +23,15 @@ pub(crate) mod stored_policy;
 
 use bson::{Bson, RawDocumentBuf};
 
-pub(crate) use self::document::Held;
-use self::{bundle::Bundle, edge::edges_of};
+use self::bundle::Bundle;
+pub(crate) use self::{
+    bundle::MOST_ITEMS,
+    document::Held,
+    edge::{Edge, End, InvalidEdge, NOT_NEEDED, When, edges_of},
+    ending::{Archival, Recorded},
+    gate::{LONGEST_GATE, Permit, group_of_resource, line_of_gate, resource_and_number, resource_of_group, resources_in},
+    lane::{Lane, ScheduledJob},
+};
 pub use self::{
     document::{CorruptJob, StoredJob},
     execution::{Claim, Execution, IfWorkerDies, KEPT_EXECUTIONS},

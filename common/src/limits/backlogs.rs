@@ -6,11 +6,7 @@ use bson::{Bson, Document, doc};
 use mongodb::options::ReadConcern;
 
 use super::InvalidSetting;
-use crate::mongo::{
-    Store, StoreError, call,
-    readable::Readable,
-    schema::{DUE_JOBS, GATED_JOBS, any_gate},
-};
+use crate::mongo::{DUE_JOBS, GATED_JOBS, Readable, Store, StoreError, any_gate, call};
 
 /// Maximum number of groups with settings that are read.
 const GROUPS: i64 = 10_000;

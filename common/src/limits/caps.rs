@@ -2,7 +2,7 @@
 //!
 //! A backlog is the waiting jobs of a group, under the name `@mail`, or of a gate, under its text.
 
-use crate::{job::gate::resources_in, mongo::Store};
+use crate::{job::resources_in, mongo::Store};
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},

@@ -16,7 +16,7 @@ use mongodb::options::ReadConcern;
 use super::rate::Rate;
 use crate::{
     base::{Instant, LeaseTerm},
-    mongo::{Store, StoreError, call, readable, readable::Readable},
+    mongo::{Readable, Store, StoreError, call, readable},
 };
 
 /// The begin of the `_id` of a cell.

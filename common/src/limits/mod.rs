@@ -55,7 +55,7 @@ pub use self::{
 };
 use crate::base::check_trimmed_name;
 use crate::job::gate::{LINE, SEPARATOR};
-use crate::job::gate::{LONGEST_GATE, group_of_resource, line_of_gate};
+use crate::job::{LONGEST_GATE, group_of_resource, line_of_gate};
 pub use crate::mongo::schema::{LARGEST_CAPACITY, MOST_WINDOWS};
 
 /// The weights that a group can have.
@@ -239,7 +239,11 @@ pub fn check_limit_name(name: &str) -> Result<(), InvalidSetting> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::gate::{Permit, gate_of, permit_name, resource_and_number, resources_in};
+    use crate::job::{
+        Permit,
+        gate::{gate_of, permit_name},
+        resource_and_number, resources_in,
+    };
 
     #[test]
     fn a_limit_is_found_by_name_and_else_by_the_longest_prefix() {

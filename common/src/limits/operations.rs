@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     base::check_trimmed_name,
-    job::gate::group_of_resource,
+    job::group_of_resource,
     mongo::{Client, Store, StoreError, schema::MOST_WINDOWS},
 };
 

@@ -9,10 +9,7 @@ use super::{
 };
 use crate::{
     base::Instant,
-    job::{
-        gate::{line_of_gate, resource_of_group, resources_in},
-        lane::Lane,
-    },
+    job::{Lane, line_of_gate, resource_of_group, resources_in},
 };
 
 /// Why a job of a lane may not start now.

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     base::{JobId, integer},
     hints::Hint,
-    job::gate::{group_of_resource, line_of_gate, resource_and_number, resources_in},
-    mongo::{Store, StoreError, batch::IDS_PER_QUERY, call, id_of, readable::Readable},
+    job::{group_of_resource, line_of_gate, resource_and_number, resources_in},
+    mongo::{IDS_PER_QUERY, Readable, Store, StoreError, call, id_of},
     roster::{PermitHolder, ids_in, legible},
 };
 

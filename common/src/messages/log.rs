@@ -10,10 +10,7 @@ use mongodb::{
 
 use crate::{
     base::Pattern,
-    mongo::{
-        Store, StoreError, call,
-        schema::{Feature, LARGEST_KEY},
-    },
+    mongo::{Feature, Store, StoreError, call, schema::LARGEST_KEY},
 };
 
 /// How long the server holds a read open before it returns an empty reply, which has the present position.

@@ -71,11 +71,17 @@ pub use self::{
     readable::lossy,
     session::CommitSession,
 };
-use self::{
-    error::{code_of, write_errors},
-    parts::Parts,
+pub(crate) use self::{
+    batch::{Batches, IDS_PER_QUERY},
+    error::write_errors,
+    readable::{Readable, readable},
+    schema::{
+        ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, Feature, GATED_JOBS, GRAPH_JOBS, LARGEST_WORKABLE, SCHEDULE_REVISIONS, UNIQUE,
+        UNIQUE_AFTER, UNIQUE_WHILE_WAITING, WAITING_JOBS, any_date, any_gate, any_worker, never_started,
+    },
+    session::{commit, require_transaction},
 };
-pub(crate) use self::{readable::readable, session::require_transaction};
+use self::{error::code_of, parts::Parts};
 use crate::base::{Instant, JobId, StartId, Uptime, clock::ServerClock};
 
 /// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default

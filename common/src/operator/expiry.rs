@@ -7,12 +7,8 @@ use bson::{Document, doc};
 use super::{select::Match, views::COUNTED};
 use crate::{
     base::Instant,
-    job::lane::Lane,
-    mongo::{
-        Store, StoreError, id_of,
-        readable::Readable,
-        schema::{EXPIRING_JOBS, Feature, any_date},
-    },
+    job::Lane,
+    mongo::{EXPIRING_JOBS, Feature, Readable, Store, StoreError, any_date, id_of},
 };
 
 impl Store {

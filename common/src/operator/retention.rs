@@ -5,7 +5,7 @@ use bson::{Document, RawDocumentBuf, doc};
 
 use crate::{
     base::Instant,
-    mongo::{Store, StoreError, schema::ARCHIVED_BY_END},
+    mongo::{ARCHIVED_BY_END, Store, StoreError},
 };
 
 /// The archived jobs that a period of retention covers. It covers some: a class, or all others.

@@ -8,7 +8,7 @@
 use crate::{
     base::{Instant, JobId},
     job::{FinishReason, Stage},
-    mongo::{Client, Store, StoreError, batch::IDS_PER_QUERY, call, lossy, raw_id_of, schema::ARCHIVED_BY_END},
+    mongo::{ARCHIVED_BY_END, Client, IDS_PER_QUERY, Store, StoreError, call, lossy, raw_id_of},
     roster::ids_in,
 };
 use std::{collections::HashSet, time::Duration};

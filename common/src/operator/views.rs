@@ -3,18 +3,8 @@
 
 use crate::{
     base::{DUE_MS, Instant, JobId},
-    job::{
-        FinishReason, Priority, StoredJob,
-        edge::edges_of,
-        lane::{Lane, ScheduledJob},
-    },
-    mongo::{
-        Client, Store, StoreError,
-        batch::IDS_PER_QUERY,
-        call, id_of, lossy, raw_id_of,
-        readable::Readable,
-        schema::{ARCHIVED_BY_END, DUE_JOBS, GATED_JOBS},
-    },
+    job::{FinishReason, Lane, Priority, ScheduledJob, StoredJob, edges_of},
+    mongo::{ARCHIVED_BY_END, Client, DUE_JOBS, GATED_JOBS, IDS_PER_QUERY, Readable, Store, StoreError, call, id_of, lossy, raw_id_of},
     retry_policy::RetryPolicies,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -13,10 +13,7 @@ use mongodb::options::ReadConcern;
 use super::KEPT_RUNS;
 use crate::{
     base::{Instant, JobId},
-    mongo::{
-        CommitSession, Store, StoreError, call, error::write_errors, id_of, readable, readable::Readable, schema::SCHEDULE_REVISIONS,
-        session::commit,
-    },
+    mongo::{CommitSession, Readable, SCHEDULE_REVISIONS, Store, StoreError, call, commit, id_of, readable, write_errors},
 };
 
 /// The handling of the slots of one schedule up to an instant.

@@ -10,7 +10,7 @@ use crate::{
         spec::{JobSpec, UnknownPolicies},
     },
     job::{Settings, settings::IN_TEMPLATES},
-    mongo::schema::LARGEST_WORKABLE,
+    mongo::LARGEST_WORKABLE,
 };
 
 /// The fields of a template that are no settings.

@@ -24,12 +24,8 @@ use crate::{
     hints::{EVERY_GROUP, Hint},
     job::settings::IN_JOBS,
     mongo::{
-        CommitSession, Store, StoreError, call,
-        error::{code, write_errors},
-        id_of, readable,
-        readable::{Readable, is_first},
-        schema::{Feature, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, never_started},
-        session::commit,
+        CommitSession, Feature, Readable, Store, StoreError, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, call, commit, error::code, id_of,
+        never_started, readable, readable::is_first, write_errors,
     },
 };
 

@@ -6,7 +6,7 @@ use super::{LARGEST_CAPACITY, LARGEST_KEY, LARGEST_WORKABLE, MOST_MISSED, MOST_W
 use crate::{
     base::DUE_MS,
     job::{
-        bundle::MOST_ITEMS,
+        MOST_ITEMS,
         settings::{IN_JOBS, IN_TEMPLATES},
     },
 };

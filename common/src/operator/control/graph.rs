@@ -25,11 +25,8 @@ use crate::{
     },
     graphs::GraphJob,
     hints::Hint,
-    job::{
-        FinishReason, Job, JobState, Stage, StoredJob,
-        edge::{Edge, edges_of},
-    },
-    mongo::{StoreError, batch::Batches, cut},
+    job::{Edge, FinishReason, Job, JobState, Stage, StoredJob, edges_of},
+    mongo::{Batches, StoreError, cut},
 };
 
 /// Maximum number of passes of a cancellation. Running jobs may add jobs to their graph meanwhile.

@@ -51,11 +51,8 @@ pub use crate::enqueue::spec::UnknownPolicies;
 use crate::{
     base::{Instant, JobId, chain},
     hints::Hint,
-    job::{
-        FinishReason,
-        ending::{Archival, Recorded},
-    },
-    mongo::{Client, CommitSession, Store, StoreError, batch::Batches, cut},
+    job::{Archival, FinishReason, Recorded},
+    mongo::{Batches, Client, CommitSession, Store, StoreError, cut},
 };
 
 /// Maximum number of jobs changed together. A transaction of this size takes a fraction of a second.

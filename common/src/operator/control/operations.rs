@@ -14,15 +14,8 @@ use futures_util::{FutureExt as _, TryStreamExt};
 use crate::{
     base::{Instant, JobId},
     cycle::finish::Attempted,
-    job::ending::Recorded,
-    mongo::{
-        CommitSession, Store, StoreError, call,
-        error::write_errors,
-        id_of, readable,
-        readable::Readable,
-        schema::{ARCHIVED_BY_END, never_started},
-        session::commit,
-    },
+    job::Recorded,
+    mongo::{ARCHIVED_BY_END, CommitSession, Readable, Store, StoreError, call, commit, id_of, never_started, readable, write_errors},
 };
 
 /// An archived job that is to be enqueued again.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     base::{Failure, Instant, JobId, failure::CANCELLED},
-    job::{FinishReason, Job, JobState, StoredJob, ending::Archival},
+    job::{Archival, FinishReason, Job, JobState, StoredJob},
 };
 
 /// The next step for one job, decided by its document.

@@ -26,7 +26,7 @@ use self::situation::Situation;
 use super::{presence::Presence, views::policies_in};
 use crate::{
     base::{Instant, JobId, WorkerId, apart, moment, printable},
-    job::{Job, JobState, gate::line_of_gate, lane::Lane},
+    job::{Job, JobState, Lane, line_of_gate},
     mongo::{Client, Store, StoreError},
 };
 

@@ -10,10 +10,7 @@ use chrono::TimeDelta;
 use super::reason::{Reason, Why};
 use crate::{
     base::{Instant, JobId, apart, briefly_apart, in_words, moment, printable},
-    job::{
-        gate::{line_of_gate, resource_and_number, resource_of_group},
-        lane::Lane,
-    },
+    job::{Lane, line_of_gate, resource_and_number, resource_of_group},
     limits::{InUse, Limit, Maintenance, NotAdmitted, Pause, Rate, RateCell, Settings},
     lines::Head,
     mongo::{Store, StoreError},
