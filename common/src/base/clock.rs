@@ -19,7 +19,7 @@ use chrono::DurationRound;
 #[cfg(unix)]
 use rustix::time::{ClockId, clock_gettime};
 
-use super::instant::Instant;
+use super::Instant;
 
 /// The Unix clock that cannot be set and that continues while the machine is suspended.
 #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 use bson::{Bson, Document, doc, oid::ObjectId};
 use serde::{Deserialize, Serialize};
 
-use super::instant::Instant;
+use super::Instant;
 
 macro_rules! object_id {
     ($(#[$doc:meta])* $name:ident) => {

@@ -10,7 +10,7 @@ use bson::Bson;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::telemetry::of_bson;
+use super::of_bson;
 
 /// A value that BSON cannot store, or a text that is not JSON.
 #[derive(Debug, thiserror::Error)]

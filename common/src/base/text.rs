@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::instant::Instant;
+use super::Instant;
 
 /// Untrusted text on one line, cut to `width` characters. Control characters and those that reverse the writing
 /// direction are escaped.

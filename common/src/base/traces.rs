@@ -7,7 +7,7 @@ use opentelemetry::{
     trace::{SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState},
 };
 
-use super::names::check_traceparent;
+use super::check_traceparent;
 
 /// The `traceparent` of the current OpenTelemetry context. `None` if it has no valid span.
 ///

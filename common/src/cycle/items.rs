@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use bson::{Document, doc};
 use mongodb::options::ReadConcern;
 
-use super::finish::{GuardedWrite, size_of};
+use super::{GuardedWrite, finish::size_of};
 use crate::{
     base::{JobId, StartId},
     job::{Claim, Recorded, ending::Progress},

@@ -2,7 +2,7 @@
 
 use bson::doc;
 
-use super::finish::{GuardedWrite, size_of};
+use super::{GuardedWrite, finish::size_of};
 use crate::{
     base::JobId,
     job::{Recorded, notes::Notes},

@@ -11,7 +11,7 @@
 
 use std::time::Instant as Monotonic;
 
-use super::{error::EnqueueError, insert::Prepared};
+use super::{EnqueueError, insert::Prepared};
 use crate::{
     job::resource_of_group,
     mongo::{Store, StoreError},

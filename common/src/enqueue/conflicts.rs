@@ -11,9 +11,8 @@ use chrono::TimeDelta;
 use mongodb::{ClientSession, error::Error};
 
 use super::{
-    error::EnqueueError,
+    EnqueueError, Enqueued, Outcome,
     insert::{ANNOUNCED_EARLY, IDS_PER_QUERY, Prepared},
-    outcome::{Enqueued, Outcome},
 };
 use crate::{
     base::{Instant, JobId},

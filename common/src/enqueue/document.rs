@@ -5,8 +5,8 @@ use std::time::Duration;
 use bson::{Bson, Document, doc};
 
 use super::{
-    error::EnqueueError,
-    new_job::{Expires, Given, NewJob, Scheduled, document_or_nothing},
+    EnqueueError, NewJob,
+    new_job::{Expires, Given, Scheduled, document_or_nothing},
     waiting::make_wait,
 };
 use crate::{

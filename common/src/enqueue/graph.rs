@@ -2,14 +2,7 @@
 
 use mongodb::ClientSession;
 
-use super::{
-    edges::outside,
-    error::EnqueueError,
-    insert::Prepared,
-    insert_graph::Inserted,
-    invalid_graph::InvalidGraph,
-    outcome::{Enqueued, Outcome},
-};
+use super::{EnqueueError, Enqueued, Outcome, edges::outside, insert::Prepared, insert_graph::Inserted, invalid_graph::InvalidGraph};
 use crate::{
     base::JobId,
     hints::Hint,

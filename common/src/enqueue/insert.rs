@@ -8,13 +8,7 @@ use std::{
 use bson::Document;
 use mongodb::ClientSession;
 
-use super::{
-    edges::connect,
-    error::EnqueueError,
-    new_job::NewJob,
-    outcome::{Enqueued, Outcome},
-    patience::Patience,
-};
+use super::{EnqueueError, Enqueued, NewJob, Outcome, edges::connect, patience::Patience};
 use crate::{
     base::{Instant, JobId},
     hints::Hint,

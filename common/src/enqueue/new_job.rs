@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bson::{Bson, Document, doc};
 
-use super::defaults::{AnyPriority, Defaults, Retry};
+use super::{AnyPriority, Defaults, Retry};
 use crate::{
     base::{GraphId, Instant, JobId},
     job::{Edge, Keep, MOST_ITEMS, Settings, StoredPolicy, When},

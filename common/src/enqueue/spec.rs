@@ -18,7 +18,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Value, json};
 
-use super::new_job::NewJob;
+use super::NewJob;
 use crate::{
     base::{
         Instant, JobId, check_traceparent, json,

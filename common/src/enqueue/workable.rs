@@ -2,7 +2,7 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{defaults::Defaults, new_job::NewJob};
+use super::{Defaults, NewJob};
 use crate::base::json::bson_of;
 
 /// A kind of work: a class name and parameters.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::event::Event;
+use super::Event;
 use crate::{
     base::{JobId, chain},
     mongo::Store,

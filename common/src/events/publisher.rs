@@ -1,6 +1,6 @@
 //! The publisher: keeps events until they are written, and drops them when too many wait. Pure.
 
-use super::event::{Event, Wanted};
+use super::{Event, Wanted};
 use crate::{base::JobId, mongo::Store};
 use std::{
     collections::VecDeque,

@@ -11,10 +11,7 @@ use bson::{Document, Timestamp, oid::ObjectId};
 use futures_util::{Stream, TryStreamExt};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use super::{
-    event::{Event, Wanted},
-    subscribers::RingPart,
-};
+use super::{Event, RingPart, Wanted};
 use crate::{
     base::{Instant, Pattern, chain, pause},
     mongo::{Client, Store, StoreError},

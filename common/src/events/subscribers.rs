@@ -12,7 +12,7 @@ use mongodb::{
     options::{Acknowledgment, CursorType, ReadConcern, WriteConcern},
 };
 
-use super::event::Wanted;
+use super::Wanted;
 use crate::{
     base::Pattern,
     mongo::{Store, StoreError, call, readable, schema},

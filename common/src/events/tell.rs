@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document, doc};
 
-use super::event::{Event, Wanted};
+use super::{Event, Wanted};
 use crate::{
     base::{JobId, WorkerId},
     job::{

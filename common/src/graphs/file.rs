@@ -20,7 +20,7 @@ use serde::{
 };
 use serde_json::{Value, json};
 
-use super::builder::Graph;
+use super::Graph;
 use crate::{
     base::JobId,
     enqueue::{

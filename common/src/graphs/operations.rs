@@ -8,12 +8,12 @@ use std::{
 use bson::{Bson, Document};
 use serde::de::DeserializeOwned;
 
-use super::{ends::StoredResult, inputs::InputError};
+use super::{InputError, ends::StoredResult};
 use crate::{
     base::{GraphId, Instant, JobId, pause},
     job::{Edge, NOT_NEEDED, Stage, edges_of},
     mongo::{Client, Store, StoreError},
-    wait::{WaitError, finished::ResultError},
+    wait::{ResultError, WaitError},
 };
 
 /// Maximum length of a chain of jobs of which each has become the next.

@@ -23,8 +23,7 @@ use mongodb::{
 use tokio::sync::mpsc;
 
 use super::{
-    Hint,
-    listener::{Hints, Listener},
+    Hint, Hints, Listener,
     relay::{Link, Linking},
 };
 use crate::{

@@ -12,7 +12,7 @@
 
 use bson::{Bson, RawBsonRef, RawDocument, doc};
 
-use super::finish_reason::FinishReason;
+use super::FinishReason;
 use crate::base::Failure;
 
 /// The field that holds the outcomes of the items.

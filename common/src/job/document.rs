@@ -4,12 +4,8 @@ use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::Deserialize;
 
 use super::{
-    Job,
+    Claim, Execution, FinishReason, Job, JobState, Settings,
     bundle::{Bundle, InvalidBundle},
-    execution::{Claim, Execution},
-    finish_reason::FinishReason,
-    settings::Settings,
-    state::JobState,
 };
 use crate::base::{GraphId, Instant, JobId, WorkerId, instant, of_bson};
 

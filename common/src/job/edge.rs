@@ -2,7 +2,7 @@
 
 use bson::{Bson, doc};
 
-use super::finish_reason::FinishReason;
+use super::FinishReason;
 use crate::base::{Failure, JobId};
 
 /// The error class of a job that was cancelled because a job that it waited for failed.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf};
 
-use super::{Job, execution::Execution, finish_reason::FinishReason, gate::line_of_gate, keep::Keep};
+use super::{Execution, FinishReason, Job, Keep, line_of_gate};
 
 /// How a job has ended.
 #[derive(Clone, Debug)]

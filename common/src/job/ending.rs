@@ -13,12 +13,10 @@ use bson::{
 };
 
 use super::{
-    Job,
+    Claim, CorruptJob, Execution, FinishReason, Job,
     bundle::OUTCOMES,
-    document::CorruptJob,
     effects::{Effects, EndedJob, Ending},
-    execution::{Claim, Execution, count, deaths_with, history_with},
-    finish_reason::FinishReason,
+    execution::{count, deaths_with, history_with},
     notes::{CHECKPOINT, with_notes},
     priority::DEFAULT_PRIORITY,
     raw::{LARGEST_DOCUMENT, completed},

@@ -3,7 +3,7 @@
 use bson::{RawBsonRef, RawDocumentBuf, raw::cstr, rawdoc};
 use serde::Deserialize;
 
-use super::{Job, finish_reason::FinishReason, raw::roomy};
+use super::{FinishReason, Job, raw::roomy};
 use crate::base::{Failure, Instant, JobId, StartId, WorkerId, instant};
 
 /// Proof of a start: its owner may write the outcome, once. Only the start operations create it.

@@ -8,7 +8,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, raw::cstr};
 
-use super::{Job, execution::Claim, raw::LARGEST_DOCUMENT};
+use super::{Claim, Job, raw::LARGEST_DOCUMENT};
 use crate::base::{Instant, failure::keep_start};
 
 /// The field with the progress of a job.

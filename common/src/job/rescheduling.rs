@@ -3,9 +3,9 @@
 use bson::{Bson, Document, doc};
 
 use super::{
-    Job,
+    Claim, Execution, Job,
     bundle::OUTCOMES,
-    execution::{Claim, Execution, deaths_with, history_with},
+    execution::{deaths_with, history_with},
 };
 use crate::base::Instant;
 

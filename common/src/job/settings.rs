@@ -21,12 +21,10 @@ use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
-    DEFAULT_GROUP,
-    gate::{gate_of, gate_of_line, line_of_gate, resources_in},
-    keep::Keep,
-    priority::Priority,
-    stored_policy,
-    stored_policy::{NO_RETRY, StoredPolicy},
+    DEFAULT_GROUP, Keep, Priority, StoredPolicy,
+    gate::{gate_of, gate_of_line},
+    line_of_gate, resources_in, stored_policy,
+    stored_policy::NO_RETRY,
 };
 
 /// Every setting as in the job of a schedule: the names and types.

@@ -1,6 +1,6 @@
 //! The state of a job: waiting, started (locked ahead or running), or archived.
 
-use super::{Job, execution::Claim, finish_reason::FinishReason};
+use super::{Claim, FinishReason, Job};
 use crate::base::{Instant, WorkerId};
 
 /// The state of a job.

@@ -13,7 +13,7 @@ use bson::{Document, RawDocumentBuf, doc};
 use chrono::TimeDelta;
 use mongodb::options::ReadConcern;
 
-use super::rate::Rate;
+use super::Rate;
 use crate::{
     base::{Instant, LeaseTerm},
     mongo::{Readable, Store, StoreError, call, readable},

@@ -3,11 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    AGEING, GroupSettings, InvalidSetting, Limit, WEIGHTS,
-    backlogs::check_most_waiting,
-    check_group, check_limit, check_limit_name,
-    pause::{Pause, Paused},
-    window::MaintenanceWindow,
+    AGEING, GroupSettings, InvalidSetting, Limit, MaintenanceWindow, Pause, Paused, WEIGHTS, backlogs::check_most_waiting, check_group,
+    check_limit, check_limit_name,
 };
 use crate::{
     base::check_trimmed_name,

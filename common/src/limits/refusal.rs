@@ -2,11 +2,7 @@
 //!
 //! The leading recruiter uses this function, and so does each command that says why a job waits. They differ in what they know: see [`InUse`].
 
-use super::{
-    Limit, Settings,
-    pause::{Pause, Paused},
-    rate::Rate,
-};
+use super::{Limit, Pause, Paused, Rate, Settings};
 use crate::{
     base::Instant,
     job::{Lane, line_of_gate, resource_of_group, resources_in},

@@ -5,12 +5,7 @@ use std::{collections::HashMap, time::Duration};
 use bson::{Bson, Document, doc};
 use mongodb::{Collection, options::ReadConcern, results::DeleteResult};
 
-use super::{
-    AGEING, GroupSettings, Limit, Settings, WEIGHTS,
-    pause::{Pause, Paused},
-    rate::Rate,
-    window::MaintenanceWindow,
-};
+use super::{AGEING, GroupSettings, Limit, MaintenanceWindow, Pause, Paused, Rate, Settings, WEIGHTS};
 use crate::{
     base::{JobId, integer},
     hints::Hint,

@@ -3,9 +3,8 @@
 //! Every configuration that could lose or block jobs later is refused here. Each error message contains the remedy.
 
 use super::{
-    Client, MAJORITY_LIMIT, Store, call, code_of,
-    connect_error::{ConnectError, OLDEST_SERVER, invalid},
-    error::StoreError,
+    Client, ConnectError, MAJORITY_LIMIT, Store, StoreError, call, code_of,
+    connect_error::{OLDEST_SERVER, invalid},
     schema,
     schema::BUCKET,
     uri,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mongodb::error::Error;
 
-use super::error::{DriverError, StoreError};
+use super::{DriverError, StoreError};
 
 /// Oldest server the protocol was tested with.
 pub(crate) const OLDEST_SERVER: (i32, i32) = (6, 0);

@@ -9,10 +9,7 @@ use mongodb::{
     error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 
-use super::{
-    Store, call,
-    error::{StoreError, is_transaction_open},
-};
+use super::{Store, StoreError, call, error::is_transaction_open};
 
 /// Maximum number of immediate repetitions of a transaction after a transient error, and of its commit.
 const TRIES: u32 = 5;

@@ -3,7 +3,7 @@
 //! The driver refuses a whole connection string because of one such option. The options here change only speed or the types of a client,
 //! or Recruiter sets them itself, so they are left out with a warning. What concerns the security of the connection is never left out.
 
-use super::connect_error::{ConnectError, invalid};
+use super::{ConnectError, connect_error::invalid};
 
 /// An option that was left out.
 #[derive(Debug, PartialEq, Eq)]

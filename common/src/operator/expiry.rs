@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use bson::{Document, doc};
 
-use super::{select::Match, views::COUNTED};
+use super::{COUNTED, Match};
 use crate::{
     base::Instant,
     job::Lane,

@@ -1,9 +1,7 @@
 //! The built-in policies, which every program can decode.
 
 use super::{
-    do_not_do_it_again::DoNotDoItAgain, exponential_backoff::ExponentialBackoff, registry::RetryPolicies,
-    retriable_exception_filter::RetriableExceptionFilter, retry_forever::RetryForever, retry_many_times::RetryManyTimes,
-    select_by_exception::SelectByException, time_table::TimeTable,
+    DoNotDoItAgain, ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicies, SelectByException, TimeTable,
 };
 
 impl Default for RetryPolicies {

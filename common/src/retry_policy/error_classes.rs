@@ -4,7 +4,7 @@
 
 use bson::Bson;
 
-use super::parameters::InvalidPolicy;
+use super::InvalidPolicy;
 use crate::base::failure::LONGEST_CLASS;
 
 /// At least one class. A class that ends in `*` matches all classes that begin with the text before the `*`.

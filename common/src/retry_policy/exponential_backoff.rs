@@ -6,8 +6,8 @@ use bson::{Document, doc};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use super::{
-    Decision, History, RetryPolicy,
-    parameters::{InvalidPolicy, LONGEST_WAIT, Parameters, checked_wait, stored_seconds},
+    Decision, History, InvalidPolicy, LONGEST_WAIT, Parameters, RetryPolicy,
+    parameters::{checked_wait, stored_seconds},
 };
 use crate::{
     base::{Failure, Instant, JobId},

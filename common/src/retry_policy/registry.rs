@@ -6,10 +6,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bson::Bson;
 
-use super::{
-    RetryPolicy,
-    parameters::{DEEPEST, InvalidPolicy, Parameters},
-};
+use super::{InvalidPolicy, Parameters, RetryPolicy, parameters::DEEPEST};
 use crate::job::StoredPolicy;
 
 type Decode = dyn Fn(&Parameters<'_>, &RetryPolicies) -> Result<Arc<dyn RetryPolicy>, InvalidPolicy> + Send + Sync;

@@ -4,12 +4,7 @@ use std::sync::Arc;
 
 use bson::{Document, doc};
 
-use super::{
-    Decision, History, RetryPolicy,
-    error_classes::ErrorClasses,
-    parameters::{InvalidPolicy, Parameters},
-    registry::RetryPolicies,
-};
+use super::{Decision, History, InvalidPolicy, Parameters, RetryPolicies, RetryPolicy, error_classes::ErrorClasses};
 use crate::{
     base::{Failure, Instant},
     job::{FinishReason, StoredPolicy},

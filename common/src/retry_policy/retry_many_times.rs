@@ -5,8 +5,8 @@ use std::time::Duration;
 use bson::{Document, doc};
 
 use super::{
-    Decision, History, RetryPolicy,
-    parameters::{InvalidPolicy, Parameters, checked_wait, stored_seconds},
+    Decision, History, InvalidPolicy, Parameters, RetryPolicy,
+    parameters::{checked_wait, stored_seconds},
 };
 use crate::{
     base::{Failure, Instant},

@@ -6,12 +6,7 @@ use bson::{Bson, Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use sha2::{Digest, Sha256};
 
-use super::{
-    error::{InvalidSchedule, ScheduleError},
-    policy::{Missed, Overlap},
-    template::template_of,
-    timing::Timing,
-};
+use super::{InvalidSchedule, Missed, Overlap, ScheduleError, Timing, template::template_of};
 use crate::{
     base::{Instant, JobId, LONGEST_NAME, check_trimmed_name},
     enqueue::NewJob,

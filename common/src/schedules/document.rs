@@ -5,12 +5,9 @@ use std::time::Duration;
 use bson::{Document, RawDocumentBuf, doc};
 
 use super::{
-    definition::Schedule,
-    error::InvalidSchedule,
+    InvalidSchedule, Missed, Overlap, Schedule, Timing,
     fields::{Fields, integer},
-    policy::{Missed, Overlap},
     template::job_of,
-    timing::Timing,
 };
 use crate::base::{Instant, JobId};
 

@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document};
 
-use super::error::InvalidSchedule;
+use super::InvalidSchedule;
 use crate::base::{DUE_MS, Instant};
 
 /// Whole numbers, as documents have them.

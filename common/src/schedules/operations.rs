@@ -4,13 +4,7 @@ use std::collections::BTreeSet;
 
 use bson::{Document, doc};
 
-use super::{
-    definition::{Declared, Schedule},
-    document,
-    document::{Run, StoredSchedule},
-    error::{InvalidSchedule, ScheduleError},
-    runs::Advance,
-};
+use super::{Declared, InvalidSchedule, Run, Schedule, ScheduleError, StoredSchedule, document, runs::Advance};
 use crate::{
     base::{JobId, LONGEST_NAME},
     enqueue::{EnqueueError, NewJob},

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::error::InvalidSchedule;
+use super::InvalidSchedule;
 
 /// What follows when the job of the previous run is not finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

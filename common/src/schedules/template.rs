@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 
-use super::{error::InvalidSchedule, fields::Fields};
+use super::{InvalidSchedule, fields::Fields};
 use crate::{
     base::{Instant, of_bson},
     enqueue::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::finished::ResultError;
+use super::ResultError;
 use crate::{
     base::{Failure, JobId, in_words},
     job::FinishReason,

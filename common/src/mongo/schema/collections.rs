@@ -3,10 +3,10 @@
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 
 use super::{
-    SCHEMA_VERSION, ensure_made, features_in_use,
-    indexes::Feature,
+    Feature, SCHEMA_VERSION, ensure_made, features_in_use,
     kind::{COLLECTIONS, EVENTS, Kind, MESSAGES, SIGNALS_BYTES},
-    ownership::{Found, examine, note, refuse_foreign_documents},
+    note,
+    ownership::{Found, examine, refuse_foreign_documents},
     run,
 };
 use crate::{

@@ -5,8 +5,8 @@ use std::{collections::HashMap, sync::PoisonError, time::Instant};
 use bson::{Bson, Document, doc};
 
 use super::{
-    SCHEMA_VERSION, features_in_use,
-    indexes::{Feature, GRAPH_JOBS, Index, IndexKind, indexes},
+    Feature, GRAPH_JOBS, SCHEMA_VERSION, features_in_use,
+    indexes::{Index, IndexKind, indexes},
     note_in_use,
     ownership::refuse_foreign_documents,
     repeated_call, run, version,

@@ -47,7 +47,7 @@ use self::{
     kind::MESSAGES,
     make::{ensure_indexes, ensure_these_indexes},
 };
-use super::{Client, call, call_within, channel::Channel, error::StoreError, readable::readable};
+use super::{Channel, Client, StoreError, call, call_within, readable};
 use crate::base::{integer, pause};
 
 /// Maximum number of running jobs of one resource.

@@ -14,7 +14,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::{Collection, options::ReadConcern};
 
-use super::{BUCKET, BUILT_WITHIN, WORKER_FIELDS, features_in_use, indexes::Feature, kind::Kind, repeated_call, version};
+use super::{BUCKET, BUILT_WITHIN, Feature, WORKER_FIELDS, features_in_use, kind::Kind, repeated_call, version};
 use crate::mongo::{
     CALL_LIMIT, Client, call,
     error::StoreError,

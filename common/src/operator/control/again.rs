@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document};
 
-use super::revision::Revision;
+use super::Revision;
 use crate::{
     base::JobId,
     enqueue::{NewJob, spec::unique_again},

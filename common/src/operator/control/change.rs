@@ -1,6 +1,6 @@
 //! A change to jobs, and its outcome for one job.
 
-use super::{alteration::Alteration, revision::Revision};
+use super::{Alteration, Revision};
 use crate::{
     base::{Instant, JobId, WorkerId},
     job::FinishReason,

@@ -3,11 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{
-    BATCH, BATCH_BYTES,
-    filter::Contradiction,
-    patience::{patiently, patiently_with},
-};
+use super::{BATCH, BATCH_BYTES, Contradiction, patiently, patiently_with};
 use crate::{
     base::{Instant, JobId},
     enqueue::spec::JobSpec,

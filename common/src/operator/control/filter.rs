@@ -1,6 +1,6 @@
 //! Which jobs a change applies to.
 
-use super::change::Change;
+use super::Change;
 use crate::{
     job::FinishReason,
     operator::select::{JobFilter, StateFilter},

@@ -9,12 +9,10 @@ use std::{
 use bson::{Document, oid::ObjectId};
 
 use super::{
-    BATCH, BATCH_BYTES, Control,
+    BATCH, BATCH_BYTES, Change, Changed, Control, Refusal, Revision,
     again::again,
-    change::{Change, Changed, Refusal},
     operations::{Retrial, RetryNote},
-    patience::{patiently, patiently_with},
-    revision::Revision,
+    patiently, patiently_with,
 };
 use crate::{
     base::{GraphId, Instant, JobId, chain, pause},

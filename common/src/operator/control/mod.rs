@@ -46,7 +46,7 @@ pub use self::{
     filter::Contradiction,
     revision::{InvalidRevision, Revision},
 };
-use super::select::{JobFilter, Match, Walk};
+use super::{Match, Walk, select::JobFilter};
 pub use crate::enqueue::spec::UnknownPolicies;
 use crate::{
     base::{Instant, JobId, chain},

@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document};
 
-use super::alteration::{Alteration, InvalidAlteration};
+use super::{Alteration, InvalidAlteration};
 use crate::{
     enqueue::{
         NewJob,

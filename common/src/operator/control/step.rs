@@ -4,12 +4,7 @@ use std::sync::LazyLock;
 
 use bson::{Bson, RawDocument, RawDocumentBuf};
 
-use super::{
-    again::again,
-    alteration::Alteration,
-    change::{Change, Changed, Refusal},
-    revision::Revision,
-};
+use super::{Alteration, Change, Changed, Refusal, Revision, again::again};
 use crate::{
     base::{Failure, Instant, JobId, failure::CANCELLED},
     job::{Archival, FinishReason, Job, JobState, StoredJob},

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::reason::{Reason, Why};
 use self::situation::Situation;
-use super::{presence::Presence, views::policies_in};
+use super::{policies_in, presence::Presence};
 use crate::{
     base::{Instant, JobId, WorkerId, apart, moment, printable},
     job::{Job, JobState, Lane, line_of_gate},

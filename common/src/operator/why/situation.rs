@@ -7,7 +7,7 @@ use std::{
 
 use chrono::TimeDelta;
 
-use super::reason::{Reason, Why};
+use super::{Reason, Why};
 use crate::{
     base::{Instant, JobId, apart, briefly_apart, in_words, moment, printable},
     job::{Lane, line_of_gate, resource_and_number, resource_of_group},

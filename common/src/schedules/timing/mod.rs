@@ -20,7 +20,7 @@ use chrono::{DateTime, NaiveDateTime, Offset as _, TimeDelta, TimeZone as _, Utc
 use chrono_tz::{GapInfo, TZ_VARIANTS, Tz};
 use croner::parser::{CronParser, Seconds, Year};
 
-use super::error::InvalidSchedule;
+use super::InvalidSchedule;
 use crate::base::Instant;
 
 /// Minimum of an interval.
