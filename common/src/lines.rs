@@ -125,7 +125,7 @@ pub(crate) async fn halt_lines_in(
         let pause = doc! {
             "by": "halt_on_failure",
             "reason": format!("job {job} has failed (`{why}`)"),
-            "at": bson::DateTime::from_chrono(now),
+            "at": now,
         };
         let update = doc! { "$set": { "job": job }, "$setOnInsert": pause };
         let id = Paused::Line(line.clone()).to_string();

@@ -408,7 +408,7 @@ pub(crate) fn permits_to_document<'a>(permits: impl Iterator<Item = (&'a JobId, 
         stored.extend(permit.is_ahead.then(|| ("ahead".to_owned(), true.into())));
         stored.extend(permit.gate.as_ref().map(|gate| ("gate".to_owned(), gate.into())));
         if let Some((from, until)) = permit.between {
-            stored.extend(doc! { "from": bson::DateTime::from_chrono(from), "until": bson::DateTime::from_chrono(until) });
+            stored.extend(doc! { "from": from, "until": until });
         }
         (job.to_string(), Bson::Document(stored))
     };

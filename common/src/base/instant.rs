@@ -2,7 +2,7 @@
 //!
 //! Used wherever a document contains an instant. chrono's own serde support is disabled, because it would store
 //! strings, which range queries silently miss. Therefore every instant that is read uses this module or does not
-//! compile, and every instant that is written is a [`bson::DateTime`].
+//! compile, and every instant that is written becomes a [`bson::DateTime`] by `Bson::from`.
 
 use std::{ops::RangeInclusive, time::Duration};
 

@@ -41,7 +41,7 @@ impl Store {
     ///
     /// Filter: name. Index: `_id`. Invariant: each message becomes one job: a change of the definition keeps the position.
     pub(crate) async fn put_consumer(&self, name: &str, definition: Document, position: &str) -> Result<(), StoreError> {
-        let new = doc! { "created_at": bson::DateTime::from_chrono(self.now()), "forwarded": 0_i64, "position": position };
+        let new = doc! { "created_at": self.now(), "forwarded": 0_i64, "position": position };
         let update = doc! { "$set": definition, "$setOnInsert": new, "$unset": { "problem": "" }, "$inc": { "revision": 1_i64 } };
         self.mend_numbers(name).await?;
         let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
@@ -85,7 +85,7 @@ impl Store {
     /// Loses when the group was changed or moved: the problem may be over.
     pub async fn note_consumer_problem(&self, name: &str, revision: i64, problem: &str) -> Result<(), StoreError> {
         let (consumers, as_read) = (self.consumers.clone(), doc! { "_id": name, "revision": revision });
-        let problem = doc! { "text": problem, "at": bson::DateTime::from_chrono(self.now()) };
+        let problem = doc! { "text": problem, "at": self.now() };
         let update = doc! { "$set": { "problem": problem } };
         call("note_consumer_problem", async move { consumers.update_one(as_read, update).await }).await.map(drop)
     }

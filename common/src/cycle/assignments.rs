@@ -57,7 +57,7 @@ impl Store {
     /// single writer by turn.
     /// Loses when the worker withdrew or was retired, when a new leader took over, or when a worker holds one of the permits, this one included.
     pub async fn assign_if_available(&self, term: LeaseTerm, round: RoundId, planned: &[Planned]) -> Result<Vec<WorkerId>, StoreError> {
-        let now = bson::DateTime::from_chrono(self.now());
+        let now = self.now();
         let statement = |piece: &[Planned]| {
             let map: Document = piece.iter().map(|given| (given.worker().to_string(), Bson::from(given.assignment.jobs.clone()))).collect();
             let any: Vec<Document> = piece.iter().map(|planned| has_room(planned.worker(), planned)).collect();

@@ -147,7 +147,7 @@ impl Store {
         let asked = i64::try_from(most).unwrap_or(i64::MAX);
         let (scheduled, index) = (self.scheduled.clone_with_type::<RawDocumentBuf>(), self.index(DUE_JOBS));
         let (fields, is_entry) = self.fields_of_entry(DUE_JOBS);
-        let mut due = doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(until) }, "locked": false };
+        let mut due = doc! { "scheduled_at": { "$lte": until }, "locked": false };
         if !is_entry {
             due.insert("gate", Bson::Null);
         }
@@ -216,7 +216,7 @@ fn due_in(lanes: &[&Lane], until: Instant) -> Document {
 }
 
 fn due_in_lane(lane: &Lane, until: Instant) -> Document {
-    let (until, gate) = (bson::DateTime::from_chrono(until), lane.gate.as_ref().map_or(Bson::Null, Bson::from));
+    let gate = lane.gate.as_ref().map_or(Bson::Null, Bson::from);
     let mut due =
         doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "scheduled_at": { "$lte": until }, "locked": false };
     due.extend(lane.priority.map(|priority| ("priority".to_owned(), priority.into())));

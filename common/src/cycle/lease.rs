@@ -107,9 +107,8 @@ impl Store {
             // The document is missing.
             None => doc! { "_id": LEASE, "term": null },
         };
-        let acquired_at = bson::DateTime::from_chrono(self.now());
         let lease_ms = i64::from(u32::try_from(duration.as_millis()).unwrap_or(u32::MAX));
-        let set = doc! { "lease_ms": lease_ms, "holder": holder, "holder_at": holder_at, "term": term, "renewals": 0_i64, "released": false, "acquired_at": acquired_at };
+        let set = doc! { "lease_ms": lease_ms, "holder": holder, "holder_at": holder_at, "term": term, "renewals": 0_i64, "released": false, "acquired_at": self.now() };
         let update = doc! { "$set": set, "$currentDate": { "renewed_at": true } };
         let metadata = self.metadata.clone();
         let absent = observed.is_none();

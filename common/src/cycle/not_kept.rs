@@ -33,7 +33,7 @@ fn period_of(at: Instant) -> Instant {
 
 /// The id of the count of a group in a period.
 fn count_of(group: &str, at: Instant) -> Document {
-    doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(at)), "group": group }
+    doc! { "not_kept_since": period_of(at), "group": group }
 }
 
 impl Store {
@@ -74,7 +74,7 @@ impl Store {
     /// Filter: counts of this period and later ones. Index: `_id`. Invariant: none.
     pub async fn not_kept(&self, since: Instant) -> Result<NotKept, StoreError> {
         let since = period_of(since);
-        let (metadata, first) = (self.metadata.clone(), doc! { "not_kept_since": bson::DateTime::from_chrono(since) });
+        let (metadata, first) = (self.metadata.clone(), doc! { "not_kept_since": since });
         let counted: Vec<Document> =
             call("not_kept", async move { metadata.find(doc! { "_id": { "$gte": first } }).batch_size(10_000).await?.readable().await })
                 .await?;
@@ -93,7 +93,7 @@ impl Store {
     ///
     /// Filter: counts of earlier periods. Index: `_id`. Invariant: none.
     pub async fn prune_not_kept(&self, before: Instant) -> Result<(), StoreError> {
-        let first = doc! { "not_kept_since": bson::DateTime::from_chrono(period_of(before)) };
+        let first = doc! { "not_kept_since": period_of(before) };
         let metadata = self.metadata.clone();
         let old = async move {
             let old = doc! { "_id": { "$lt": first }, "_id.not_kept_since": { "$type": "date" } };

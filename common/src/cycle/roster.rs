@@ -196,7 +196,7 @@ impl Store {
     ///
     /// Index: `_id`. Invariant: I4 and I5, a worker is in the roster before it locks its first job.
     pub async fn register(&self, worker: &Registration) -> Result<(), StoreError> {
-        let now = bson::DateTime::from_chrono(self.now());
+        let now = self.now();
         let mut document = doc! {
             "_id": worker.id,
             "work_on": &worker.work_on,
@@ -235,7 +235,7 @@ impl Store {
         let term = self.observe_lease().await?.map_or(LeaseTerm::default(), |lease| lease.term);
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "round": null, "retired": { "$ne": true } };
-        let now = bson::DateTime::from_chrono(self.now());
+        let now = self.now();
         let update = doc! { "$set": { "available": true, "available_since": now, "free": slots }, "$max": { "term": term } };
         let written = call("make_available", async move { roster.update_one(filter, update).await }).await?;
         Ok(written.matched_count == 1)
@@ -316,7 +316,7 @@ impl Store {
     /// assignment of `round` back, or when the worker was retired.
     pub async fn report_if_unassigned_since(&self, worker: WorkerId, round: Option<RoundId>, offer: &Offer) -> Result<bool, StoreError> {
         let filter = doc! { "_id": worker, "retired": { "$ne": true }, "round": round.map(Bson::from) };
-        let now = bson::DateTime::from_chrono(self.now());
+        let now = self.now();
         let is_available = offer.accepts_jobs();
         let mut set = doc! {
             "available": is_available, "free": offer.slots, "working": !offer.working_on.is_empty(), "held_permits": offer.held_permits.clone(),

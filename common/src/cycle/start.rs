@@ -16,7 +16,7 @@ use mongodb::options::ReadConcern;
 use crate::{
     base::{Instant, JobId, StartId, WorkerId},
     job::{Claim, CorruptJob, Execution, IfWorkerDies, Job, JobState, Permit},
-    mongo::{CALL_LIMIT, Readable, Store, StoreError, call, id_of, raw_id_of, start_of},
+    mongo::{CALL_LIMIT, Readable, Store, StoreError, call, id_of, never_started, raw_id_of, start_of},
 };
 
 /// Maximum number of due dates with one update statement each. Jobs with more dates share one statement with a pipeline that copies each
@@ -258,24 +258,24 @@ fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
             None => alike.push(Alike { first: job, due, ids: vec![job.job], groups: BTreeSet::from([job.group.as_str()]) }),
         }
     }
-    let lease_until = bson::DateTime::from_chrono(start.lease_until);
     let statement = |Alike { first: job, due, ids, groups }: Alike<'_>| {
         let (attempts, permit) = (job.attempts, job.permit.as_ref());
-        // A job enqueued from another language may have no `attempts`.
-        let attempts_read = if attempts == 0 {
-            doc! { "$in": [0, Bson::Null] }
-        } else {
-            doc! { "$eq": attempts }
+        // A job enqueued from another language may have no `attempts`, and no job has `replaced` until its first replacement.
+        let as_read = |count: u32| {
+            if count == 0 {
+                never_started()
+            } else {
+                doc! { "$eq": count }
+            }
         };
-        let date = |at: Instant| Bson::DateTime(bson::DateTime::from_chrono(at));
         // If all jobs of the statement have the same date, MongoDB compares it once and not for each job.
-        let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), date);
-        let mut conditions = vec![doc! { "$lt": ["$$NOW", lease_until] }];
+        let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), Bson::from);
+        let mut conditions = vec![doc! { "$lt": ["$$NOW", start.lease_until] }];
         if !job.conditions.early {
             conditions.extend([doc! { "$lte": [scheduled_at, "$$NOW"] }]);
         }
         if let Some((from, until)) = permit.and_then(|permit| permit.between) {
-            conditions.extend([doc! { "$gte": ["$$NOW", date(from)] }, doc! { "$lte": ["$$NOW", date(until)] }]);
+            conditions.extend([doc! { "$gte": ["$$NOW", from] }, doc! { "$lte": ["$$NOW", until] }]);
         }
         if job.conditions.expires {
             conditions.extend([doc! { "$lt": ["$$NOW", "$expires_at"] }]);
@@ -283,20 +283,12 @@ fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
         let mut filter = doc! {
             "_id": { "$in": ids },
             "locked": false,
-            "attempts": attempts_read,
+            "attempts": as_read(attempts),
             "group": { "$in": groups.into_iter().collect::<Vec<_>>() },
             "$expr": { "$and": conditions },
         };
         if let Some(replaced) = job.conditions.replaced {
-            // Like `attempts`, it is missing until the first replacement.
-            filter.insert(
-                "replaced",
-                if replaced == 0 {
-                    doc! { "$in": [0, Bson::Null] }
-                } else {
-                    doc! { "$eq": replaced }
-                },
-            );
+            filter.insert("replaced", as_read(replaced));
         }
         let was_due = due.unwrap_or(start.now);
         let was_due = if job.conditions.early { was_due.min(start.now) } else { was_due };
@@ -304,13 +296,13 @@ fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
         let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
         let update = if let Some(due) = due {
             // The update writes this date into `last_execution`, so the document must still have this date.
-            filter.insert("scheduled_at", date(due));
+            filter.insert("scheduled_at", due);
             Bson::Document(set(execution))
         } else {
             let literally = |(field, value): (String, Bson)| (field, Bson::Document(doc! { "$literal": value }));
             let mut execution: Document = execution.into_iter().map(literally).collect();
             execution.insert("scheduled_at", "$scheduled_at");
-            execution.insert("started_at", doc! { "$max": ["$scheduled_at", date(start.now)] });
+            execution.insert("started_at", doc! { "$max": ["$scheduled_at", start.now] });
             Bson::Array(vec![doc! { "$unset": "last_execution" }.into(), set(execution).into()])
         };
         doc! { "q": filter, "u": update, "multi": true }

@@ -59,11 +59,11 @@ impl NewJob {
         let mut document = doc! {
             "_id": id,
             "done": false,
-            "created_at": bson::DateTime::from_chrono(now),
+            "created_at": now,
             "locked": false,
             "attempts": 0,
             "workable": workable(&class, given)?,
-            "scheduled_at": bson::DateTime::from_chrono(at),
+            "scheduled_at": at,
         };
         document.extend(job.settings.stored().map_err(|error| unstorable(of_bson(&error)))?);
         let mut add = |field: &str, value: Option<Bson>| document.extend(value.map(|value| (field.to_owned(), value)));
@@ -71,7 +71,7 @@ impl NewJob {
         if let Some(keyed) = &keyed {
             add(keyed.scope.field(), Some(keyed.key.clone().into()));
         }
-        add("expires_at", expires_at.map(|at| bson::DateTime::from_chrono(at).into()));
+        add("expires_at", expires_at.map(Bson::from));
         add("item_outcomes", is_bundle.then(|| Bson::Array(Vec::new())));
         add("recovered_from", job.recovered_from.map(Bson::from));
         add("schedule", job.schedule.map(Bson::from));

@@ -12,7 +12,7 @@ pub(crate) fn make_wait(document: &mut Document, edges: &[Edge], due: Instant, n
     document.insert("waits_for", edges.iter().copied().map(bson::Bson::from).collect::<Vec<_>>());
     document.insert("waiting", true);
     if due > now {
-        document.insert("due_after", bson::DateTime::from_chrono(due));
+        document.insert("due_after", due);
     }
     document.insert("scheduled_at", bson::DateTime::from_millis(*DUE_MS.end()));
 }

@@ -20,7 +20,7 @@ pub struct Event {
 
 impl Event {
     pub(super) fn to_document(&self) -> Document {
-        let mut document = doc! { "topic": &self.topic, "at": bson::DateTime::from_chrono(self.at) };
+        let mut document = doc! { "topic": &self.topic, "at": self.at };
         document.extend(self.details.clone());
         document
     }

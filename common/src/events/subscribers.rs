@@ -87,10 +87,10 @@ impl Store {
         let now = self.now();
         let until = now + TimeDelta::from_std(lasts).unwrap_or_default();
         let topics: Vec<&str> = wanted.patterns.iter().map(Pattern::as_str).collect();
-        let entry = doc! { "topics": topics, "ends": wanted.ends, "until": bson::DateTime::from_chrono(until) };
+        let entry = doc! { "topics": topics, "ends": wanted.ends, "until": until };
         let lasting = doc! { "$and": [
             { "$eq": [{ "$type": "$$this.v.until" }, "date"] },
-            { "$gt": ["$$this.v.until", bson::DateTime::from_chrono(now)] },
+            { "$gt": ["$$this.v.until", now] },
         ] };
         // Anything else was written by hand.
         let by = doc! { "$cond": [{ "$eq": [{ "$type": "$by" }, "object"] }, "$by", {}] };

@@ -73,7 +73,7 @@ impl Store {
     pub(crate) fn tell_rescheduled<'a>(&self, jobs: impl Iterator<Item = &'a Rescheduling>) {
         let Some(wanted) = self.publisher().wanted() else { return };
         let events = jobs.filter(|job| job.history.is_some()).filter_map(|job| {
-            let details = doc! { "due": bson::DateTime::from_chrono(job.due) };
+            let details = doc! { "due": job.due };
             self.job_event(&wanted, "retried", job.claim.job(), &job.class, &job.group, details)
         });
         self.tell(events.collect(), Vec::new());

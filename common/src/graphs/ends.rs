@@ -132,8 +132,7 @@ impl Store {
     pub async fn release_if_waiting(&self, due: &[(Instant, Vec<JobId>)]) -> Result<usize, StoreError> {
         let statement = |(at, jobs): &(Instant, Vec<JobId>)| {
             let waiting = doc! { "_id": { "$in": jobs.clone() }, "locked": false, "waiting": true };
-            let release =
-                doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(*at) }, "$unset": { "waiting": "", "due_after": "" } };
+            let release = doc! { "$set": { "scheduled_at": *at }, "$unset": { "waiting": "", "due_after": "" } };
             doc! { "q": waiting, "u": release, "multi": true }
         };
         let updates: Vec<Document> = due.iter().map(statement).collect();

@@ -171,7 +171,7 @@ impl Hint {
             Self::Seed => doc! { "kind": "seed" },
             Self::Jobs { groups, at, jobs } => {
                 let jobs: Vec<Document> = jobs.iter().map(scheduled_job_to_document).collect();
-                doc! { "kind": "jobs", "groups": groups.clone(), "due": at.map(bson::DateTime::from_chrono), "jobs": jobs }
+                doc! { "kind": "jobs", "groups": groups.clone(), "due": at, "jobs": jobs }
             }
             Self::NotStarted => doc! { "kind": "not_started" },
             Self::Free => doc! { "kind": "free" },
@@ -243,7 +243,7 @@ fn scheduled_job_to_document(job: &ScheduledJob) -> Document {
         "group": &job.group,
         "workable": { "class": &job.class },
         "priority": job.priority,
-        "scheduled_at": bson::DateTime::from_chrono(job.scheduled_at),
+        "scheduled_at": job.scheduled_at,
     };
     document.extend(job.gate.as_ref().map(|gate| ("gate".to_owned(), gate.into())));
     document

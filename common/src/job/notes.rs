@@ -89,7 +89,7 @@ impl JobProgress {
         set("done", self.done_of.map(|(done, _)| count(done)));
         set("of", self.done_of.map(|(_, of)| count(of)));
         set("text", self.text.clone().map(Bson::String));
-        set("at", Some(bson::DateTime::from_chrono(at).into()));
+        set("at", Some(at.into()));
         set("attempt", Some(attempt.into()));
         stored
     }
@@ -209,7 +209,7 @@ impl LogLine {
     }
 
     fn to_bson(&self) -> Bson {
-        let mut stored = doc! { "at": bson::DateTime::from_chrono(self.at), "attempt": self.attempt };
+        let mut stored = doc! { "at": self.at, "attempt": self.attempt };
         stored.extend(self.item.map(|item| ("item".to_owned(), Bson::from(item))));
         stored.insert("line", self.line.clone());
         stored.into()

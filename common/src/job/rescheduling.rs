@@ -88,7 +88,7 @@ impl Rescheduling {
         let mut set = doc! { "locked": false, "interruptions": self.interruptions };
         let mut update = doc! {};
         if self.has_new_date {
-            set.insert("scheduled_at", bson::DateTime::from_chrono(self.due));
+            set.insert("scheduled_at", self.due);
         }
         if let Some((executions, dropped)) = &self.history {
             set.extend(doc! { "executions_dropped": *dropped, "deaths": self.deaths });

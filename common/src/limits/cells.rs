@@ -71,7 +71,7 @@ impl Store {
     /// Filter: ids of cells. Index: `_id`. Invariant: a rate; the caller has written its term before, so no earlier leader assigns any more.
     pub async fn kept_cells(&self, term: LeaseTerm) -> Result<KeptCells, StoreError> {
         let (metadata, now) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.now());
-        let note = doc! { "$setOnInsert": { "kept_since": bson::DateTime::from_chrono(now), "term": term } };
+        let note = doc! { "$setOnInsert": { "kept_since": now, "term": term } };
         let noted = call("note_cells", async move {
             metadata.update_one(doc! { "_id": "rates" }, note).upsert(true).await?;
             metadata.find_one(doc! { "_id": "rates" }).await
@@ -123,7 +123,7 @@ impl Store {
     ///
     /// Filter: ids of cells, passed. Index: `_id`. Invariant: none, no start can take such a cell.
     async fn delete_passed_cells(&self, before: Instant) -> Result<(), StoreError> {
-        let (metadata, before) = (self.metadata.clone(), bson::DateTime::from_chrono(before));
+        let metadata = self.metadata.clone();
         let passed = doc! { "_id": any_cell(), "cell": { "$lt": before } };
         call("delete_passed_cells", async move { metadata.delete_many(passed).await }).await.map(drop)
     }
@@ -141,7 +141,7 @@ impl Store {
             doc! { "q": of_no_later, "u": { "$set": set }, "upsert": true }
         });
         let fast = fast.map(|fast| {
-            let limit = |(name, until): (&String, &Option<Instant>)| doc! { "name": name, "until": until.map(bson::DateTime::from_chrono) };
+            let limit = |(name, until): (&String, &Option<Instant>)| doc! { "name": name, "until": until };
             let of_no_later = doc! { "_id": "rates", "$and": [term.no_later_in("fast_term")] };
             doc! { "q": of_no_later, "u": { "$set": { "fast": fast.iter().map(limit).collect::<Vec<_>>(), "fast_term": term } } }
         });
@@ -167,7 +167,7 @@ impl Store {
 /// The fields of a kept cell. An earlier release writes `cell` only; then it differs from the one that has a rate.
 fn document_of(cell: RateCell) -> Document {
     // Rounded up.
-    let [at, until] = [cell.at, cell.until].map(|at| bson::DateTime::from_chrono(at + TimeDelta::nanoseconds(999_999)));
+    let [at, until] = [cell.at, cell.until].map(|at| at + TimeDelta::nanoseconds(999_999));
     let rate = cell.rate.map(|rate| {
         let per_ms = i64::try_from(rate.per.as_millis()).unwrap_or(i64::MAX);
         doc! { "cell": at, "until": until, "starts": i64::from(rate.starts), "per_ms": per_ms, "burst": i64::from(rate.burst) }

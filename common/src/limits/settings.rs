@@ -65,7 +65,7 @@ impl Store {
                 unset.insert(field, "");
             }
         }
-        set.insert("changed_at", bson::DateTime::from_chrono(self.now()));
+        set.insert("changed_at", self.now());
         update.insert("$set", set);
         if !unset.is_empty() {
             update.insert("$unset", unset);
@@ -149,7 +149,7 @@ impl Store {
     pub(crate) async fn put_pause(&self, paused: &Paused, by: &str, reason: Option<&str>) -> Result<bool, StoreError> {
         self.ensure_set_up().await?;
         let pauses = self.pauses.clone();
-        let mut pause = doc! { "_id": paused.to_string(), "by": by, "at": bson::DateTime::from_chrono(self.now()) };
+        let mut pause = doc! { "_id": paused.to_string(), "by": by, "at": self.now() };
         pause.extend(reason.map(|reason| ("reason".to_owned(), reason.into())));
         match call("put_pause", async move { pauses.insert_one(pause).await }).await {
             Err(error) if error.is_duplicate() => Ok(false),

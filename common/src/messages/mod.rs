@@ -134,8 +134,8 @@ impl Client {
             let messages: Vec<Document> = envelope.into_iter().map(|(message, _)| message).collect();
             let document = doc! {
                 "_id": ObjectId::new(),
-                "at": bson::DateTime::from_chrono(now),
-                "expires_at": bson::DateTime::from_chrono(now + TimeDelta::from_std(KEPT_FOR).unwrap_or_default()),
+                "at": now,
+                "expires_at": now + TimeDelta::from_std(KEPT_FOR).unwrap_or_default(),
                 "messages": messages,
             };
             store.publish_envelope(document).await?;

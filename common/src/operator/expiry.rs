@@ -21,7 +21,7 @@ impl Store {
             return Ok(Vec::new());
         }
         let (scheduled, index) = (self.scheduled.clone(), self.index(EXPIRING_JOBS));
-        let filter = doc! { "locked": false, "expires_at": expired_at(bson::DateTime::from_chrono(now)) };
+        let filter = doc! { "locked": false, "expires_at": expired_at(now) };
         let found = self.indexed("expired_jobs", async move {
             let size = doc! { "size": { "$bsonSize": "$$ROOT" } };
             let found = scheduled.find(filter).projection(size).sort(doc! { "expires_at": 1 }).limit(most);
@@ -38,7 +38,7 @@ impl Store {
         if !self.is_in_use(Feature::Expiry).await? {
             return Ok(HashMap::new());
         }
-        let (scheduled, index, now) = (self.scheduled.clone(), self.index(EXPIRING_JOBS), bson::DateTime::from_chrono(now));
+        let (scheduled, index) = (self.scheduled.clone(), self.index(EXPIRING_JOBS));
         let stages = [
             doc! { "$match": { "locked": false, "expires_at": expired_at(now) } },
             doc! { "$limit": i64::try_from(COUNTED).unwrap_or(i64::MAX) },
@@ -58,7 +58,7 @@ impl Store {
 }
 
 /// What the index `expiring_jobs` has of the dates that are over at `now`.
-fn expired_at(now: bson::DateTime) -> Document {
+fn expired_at(now: Instant) -> Document {
     let mut expired = any_date();
     expired.insert("$lte", now);
     expired

@@ -137,7 +137,7 @@ impl Store {
                 let these = doc! { "group": &group };
                 let LaneCounts { due, later, for_jobs, for_predecessors } = self.counts_by_date(&these, index, now).await?;
                 let mut before = these;
-                before.extend(doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(overdue) } });
+                before.extend(doc! { "scheduled_at": { "$lte": overdue } });
                 let overdue = self.count_waiting(before, index).await?;
                 let counts: &mut Waiting = waiting.entry(group).or_default();
                 counts.queued += due;
@@ -189,7 +189,7 @@ impl Store {
     }
 
     async fn counts_by_date(&self, these: &Document, index: &'static str, now: Instant) -> Result<LaneCounts, StoreError> {
-        let (now, latest) = (bson::DateTime::from_chrono(now), bson::DateTime::from_millis(*DUE_MS.end()));
+        let latest = bson::DateTime::from_millis(*DUE_MS.end());
         let of = async |more: Document| {
             let mut filter = these.clone();
             filter.extend(more);
@@ -212,12 +212,11 @@ impl Store {
     /// Filter: group, class, gate, a higher priority or an earlier date. Index: `due_jobs`, `gated_jobs`. Invariant: none, for people.
     pub async fn count_due_before(&self, lane: &Lane, priority: Priority, at: Instant) -> Result<u64, StoreError> {
         let (mut filter, index) = in_lane(lane);
-        let (priority, at) = (i32::from(priority.get()), bson::DateTime::from_chrono(at));
-        let now = bson::DateTime::from_chrono(self.now());
+        let priority = i32::from(priority.get());
         filter.insert(
             "$or",
             vec![
-                doc! { "priority": { "$gt": priority }, "scheduled_at": { "$lte": now } },
+                doc! { "priority": { "$gt": priority }, "scheduled_at": { "$lte": self.now() } },
                 doc! { "priority": priority, "scheduled_at": { "$lt": at } },
             ],
         );
@@ -258,7 +257,7 @@ impl Store {
     pub async fn unfinished_jobs(&self, now: Instant) -> Result<Vec<Unfinished>, StoreError> {
         let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
         let filter = doc! { "$or": [
-            { "locked": true }, { "scheduled_at": { "$lte": bson::DateTime::from_chrono(now) } }, { "waiting": true },
+            { "locked": true }, { "scheduled_at": { "$lte": now } }, { "waiting": true },
         ] };
         let fields = doc! { "workable.class": 1, "locked": 1, "waiting": 1, "waits_for": 1 };
         let found: Vec<RawDocumentBuf> = call("unfinished_jobs", async move {
@@ -284,7 +283,7 @@ impl Store {
     /// Filter: ended after. Index: `archived_by_end`, backwards. Invariant: none.
     pub async fn finished(&self, since: Instant) -> Result<Vec<Finished>, StoreError> {
         let (archived, index) = (self.archived.clone_with_type::<RawDocumentBuf>(), self.index(ARCHIVED_BY_END));
-        let filter = doc! { "last_execution.ended_at": { "$gt": bson::DateTime::from_chrono(since) } };
+        let filter = doc! { "last_execution.ended_at": { "$gt": since } };
         let times =
             doc! { "group": 1, "why": 1, "last_execution.scheduled_at": 1, "last_execution.started_at": 1, "last_execution.ended_at": 1 };
         let found: Vec<RawDocumentBuf> = self

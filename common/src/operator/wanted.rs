@@ -20,8 +20,7 @@ impl Store {
     pub async fn ask_worker(&self, worker: WorkerId, wanted: Wanted, by: &str) -> Result<bool, StoreError> {
         let roster = self.roster.clone();
         let filter = doc! { "_id": worker, "retired": { "$ne": true }, "wanted": { "$nin": [wanted.as_str(), Wanted::Stop.as_str()] } };
-        let now = bson::DateTime::from_chrono(self.now());
-        let update = doc! { "$set": { "wanted": wanted.as_str(), "wanted_by": by, "wanted_at": now } };
+        let update = doc! { "$set": { "wanted": wanted.as_str(), "wanted_by": by, "wanted_at": self.now() } };
         let written = call("ask_worker", async move { roster.update_one(filter, update).await }).await?;
         Ok(written.matched_count == 1)
     }

@@ -148,7 +148,7 @@ impl Schedule {
     /// # Errors
     /// When the schedule has no job.
     pub fn job_of_slot(&self, name: &str, slot: Instant) -> Result<NewJob, InvalidSchedule> {
-        let run = doc! { "name": name, "slot": bson::DateTime::from_chrono(slot) };
+        let run = doc! { "name": name, "slot": slot };
         let job = self.job.clone().ok_or(InvalidSchedule::NoJob)?;
         Ok(job.with_id(id_of_slot(name, slot)).at(self.due(name, slot)).of_schedule(run))
     }
@@ -223,14 +223,13 @@ impl Schedule {
     fn created(&self, name: &str, wanted: &Document, now: Instant) -> Document {
         let mut document: Document = wanted.clone().into_iter().filter(|(_, value)| *value != Bson::Null).collect();
         document.extend(self.counting_from(name, now));
-        document.extend(doc! { "created_at": bson::DateTime::from_chrono(now), "runs": [], "revision": 1_i64 });
+        document.extend(doc! { "created_at": now, "runs": [], "revision": 1_i64 });
         document
     }
 
     /// The slots up to `now` are none of this schedule's.
     pub(super) fn counting_from(&self, name: &str, now: Instant) -> Document {
-        let next = self.next_runs(name, now).next().map(bson::DateTime::from_chrono);
-        doc! { "last_slot": bson::DateTime::from_chrono(now), "next_run": next }
+        doc! { "last_slot": now, "next_run": self.next_runs(name, now).next() }
     }
 
     /// The update that makes the found document the wanted one; `None` if it is that already.

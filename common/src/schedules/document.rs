@@ -77,10 +77,9 @@ impl Run {
 
     /// The entry in the history.
     pub fn stored(&self) -> Document {
-        let at = bson::DateTime::from_chrono(self.at);
         match self.slot {
-            Some(slot) => doc! { "slot": bson::DateTime::from_chrono(slot), "job": self.job, "at": at },
-            None => doc! { "job": self.job, "at": at, "manual": true },
+            Some(slot) => doc! { "slot": slot, "job": self.job, "at": self.at },
+            None => doc! { "job": self.job, "at": self.at, "manual": true },
         }
     }
 

@@ -85,7 +85,7 @@ impl Schedules {
             }
         }
         self.0.fresh_clock().await?;
-        let pause = doc! { "by": by, "reason": reason, "at": bson::DateTime::from_chrono(self.0.now()) };
+        let pause = doc! { "by": by, "reason": reason, "at": self.0.now() };
         let is_paused = self.0.pause_schedule_if_running(name, pause).await?;
         if !is_paused {
             exists(&self.0, name).await?;

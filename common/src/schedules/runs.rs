@@ -35,10 +35,6 @@ pub struct Advance {
     pub missed: i64,
 }
 
-fn date(at: Option<Instant>) -> Bson {
-    at.map_or(Bson::Null, |at| bson::DateTime::from_chrono(at).into())
-}
-
 impl Store {
     /// The name and the revision of every schedule. Names that are not texts, or not UTF-8, are left out.
     ///
@@ -205,12 +201,12 @@ impl Store {
 }
 
 fn statement_of(advance: &Advance) -> Document {
-    let as_read = doc! { "_id": &advance.name, "last_slot": date(advance.last_slot) };
+    let as_read = doc! { "_id": &advance.name, "last_slot": advance.last_slot };
     doc! { "q": as_read, "u": update_of(advance) }
 }
 
 fn update_of(advance: &Advance) -> Document {
-    let mut update = doc! { "$set": { "last_slot": date(Some(advance.through)), "next_run": date(advance.next_run) } };
+    let mut update = doc! { "$set": { "last_slot": advance.through, "next_run": advance.next_run } };
     if !advance.runs.is_empty() {
         update.insert("$push", doc! { "runs": newest(&advance.runs) });
     }

@@ -50,7 +50,7 @@ impl Alteration {
         let mut set = Document::new();
         set.extend(self.priority.map(|priority| ("priority".to_owned(), priority.into())));
         set.extend(self.group.as_ref().map(|group| ("group".to_owned(), group.into())));
-        set.extend(self.at.map(|at| ("scheduled_at".to_owned(), bson::DateTime::from_chrono(at).into())));
+        set.extend(self.at.map(|at| ("scheduled_at".to_owned(), at.into())));
         set
     }
 

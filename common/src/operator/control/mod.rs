@@ -217,7 +217,7 @@ impl Control {
                     let revision = revision(change);
                     groups.insert(revision.group_of(job.settings.group()));
                     // A job that has halted its line runs before the others of the line.
-                    let place = job.settings.halt_on_failure.then(|| bson::DateTime::from_chrono(job.created_at));
+                    let place = job.settings.halt_on_failure.then_some(job.created_at);
                     // It stays in the graph. Those that waited for the old one will wait for it, if the graph is retried.
                     let graph = job.graph.map(|graph| ("graph".to_owned(), graph.into()));
                     let followed = (job.is_followed || graph.is_some()).then(|| ("followed".to_owned(), bson::Bson::from(true)));

@@ -57,7 +57,7 @@ impl Store {
     /// Filter: ids, locked. Index: `_id`. Invariant: none, the holder ends it.
     /// Loses for jobs that are not running.
     pub async fn request_cancel_if_started(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
-        let (scheduled, now) = (self.scheduled.clone(), bson::DateTime::from_chrono(self.now()));
+        let (scheduled, now) = (self.scheduled.clone(), self.now());
         let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": true };
         let asked = call("request_cancel_if_started", async move {
             scheduled.update_many(filter, doc! { "$set": { "cancel_requested_at": now } }).await
@@ -74,14 +74,14 @@ impl Store {
     /// Filter: ids, unlocked, due later. Index: `_id`. Invariant: none, a date changes.
     /// Loses for jobs that are running or archived.
     pub async fn hasten_if_unlocked(&self, jobs: &[JobId], at: Instant) -> Result<HashSet<JobId>, StoreError> {
-        let (scheduled, at) = (self.scheduled.clone(), bson::DateTime::from_chrono(at));
+        let scheduled = self.scheduled.clone();
         let later = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "scheduled_at": { "$gt": at } };
         let moved =
             call("hasten_if_unlocked", async move { scheduled.update_many(later, doc! { "$set": { "scheduled_at": at } }).await }).await?;
         if moved.matched_count == jobs.len() as u64 {
             return Ok(jobs.iter().copied().collect());
         }
-        self.still_waiting(jobs).await
+        self.waiting_with(jobs, Document::new()).await
     }
 
     /// Makes a job that was enqueued for `due` due at `at`. Returns whether it is now.
@@ -92,7 +92,7 @@ impl Store {
     /// # Errors
     /// When MongoDB refuses or cannot be reached.
     pub async fn hasten_if_never_started(&self, job: JobId, due: Instant, at: Instant) -> Result<bool, StoreError> {
-        let (scheduled, due, at) = (self.scheduled.clone(), bson::DateTime::from_chrono(due), bson::DateTime::from_chrono(at));
+        let scheduled = self.scheduled.clone();
         let kept = doc! { "_id": job, "locked": false, "scheduled_at": due, "attempts": never_started() };
         let moved = async move { scheduled.update_one(kept, doc! { "$set": { "scheduled_at": at } }).await };
         Ok(call("hasten_if_never_started", moved).await?.matched_count == 1)
@@ -122,14 +122,6 @@ impl Store {
         unlocked.extend(values);
         let found: Vec<Document> =
             call("waiting_with", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
-        Ok(found.iter().filter_map(id_of).collect())
-    }
-
-    async fn still_waiting(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
-        let scheduled = self.scheduled.clone();
-        let unlocked = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false };
-        let found: Vec<Document> =
-            call("still_waiting", async move { scheduled.find(unlocked).projection(doc! { "_id": 1 }).await?.readable().await }).await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
 
@@ -208,9 +200,9 @@ impl Store {
     ///
     /// Filter: id, not retried. Index: `_id`. Invariant: none, the graph does not end while a job that is not retried has the note.
     pub(crate) async fn begin_retry(&self, note: RetryNote) -> Result<bool, StoreError> {
-        let (archived, now) = (self.archived.clone(), bson::DateTime::from_chrono(self.now()));
+        let archived = self.archived.clone();
         let not_retried = doc! { "_id": note.last, "retried_as": null };
-        let set = doc! { "$set": { "retrying": { "id": note.retry, "began_at": now } } };
+        let set = doc! { "$set": { "retrying": { "id": note.retry, "began_at": self.now() } } };
         Ok(call("begin_retry", async move { archived.update_one(not_retried, set).await }).await?.matched_count == 1)
     }
 
@@ -296,7 +288,7 @@ impl Store {
         let (archived, index) = (self.archived.clone_with_type::<RawDocumentBuf>(), self.index(ARCHIVED_BY_END));
         self.indexed("prune_archived", async move {
             let old = archived
-                .find(doc! { "last_execution.ended_at": { "$lt": bson::DateTime::from_chrono(before) } })
+                .find(doc! { "last_execution.ended_at": { "$lt": before } })
                 .projection(doc! { "_id": 1 })
                 .hint(index)
                 .limit(limit)
