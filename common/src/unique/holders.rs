@@ -77,36 +77,22 @@ fn postponed(new: &Document, at_most: TimeDelta) -> Document {
     doc! { "$max": ["$scheduled_at", { "$min": [new.get("scheduled_at").cloned().unwrap_or_default(), latest] }] }
 }
 
-/// The change of a waiting job whose key is taken.
-#[derive(Clone, Copy, Debug)]
-enum Change {
-    Replace,
-    Postpone(TimeDelta),
+/// The update that gives a waiting job the content of a new one.
+fn replacement(new: &Document) -> Document {
+    let mut set = new.clone();
+    KEPT.iter().for_each(|field| drop(set.remove(field)));
+    let fields = OPTIONAL.into_iter().chain(IN_JOBS.keys().map(String::as_str));
+    let unset: Document = fields.filter(|field| !new.contains_key(field)).map(|field| (field.to_owned(), "".into())).collect();
+    doc! { "$set": set, "$unset": unset, "$inc": { "replaced": 1 } }
 }
 
-impl Change {
-    fn update(self, new: &Document) -> Bson {
-        match self {
-            Self::Replace => {
-                let set: Document = new
-                    .iter()
-                    .filter(|(field, _)| !KEPT.contains(&field.as_str()))
-                    .map(|(field, value)| (field.clone(), value.clone()))
-                    .collect();
-                let fields = OPTIONAL.into_iter().chain(IN_JOBS.keys().map(String::as_str));
-                let unset: Document = fields.filter(|field| !new.contains_key(field)).map(|field| (field.to_owned(), "".into())).collect();
-                Bson::Document(doc! { "$set": set, "$unset": unset, "$inc": { "replaced": 1 } })
-            }
-            Self::Postpone(at_most) => {
-                // The expiry belongs to the date.
-                let expiry = match new.get("expires_at") {
-                    Some(expires_at) => doc! { "$set": { "expires_at": expires_at } },
-                    None => doc! { "$unset": "expires_at" },
-                };
-                Bson::Array(vec![doc! { "$set": { "scheduled_at": postponed(new, at_most) } }.into(), expiry.into()])
-            }
-        }
-    }
+/// The update that gives a waiting job the later date of a new one, and the expiry that belongs to the date.
+fn postponement(new: &Document, at_most: TimeDelta) -> Vec<Document> {
+    let expiry = match new.get("expires_at") {
+        Some(expires_at) => doc! { "$set": { "expires_at": expires_at } },
+        None => doc! { "$unset": "expires_at" },
+    };
+    vec![doc! { "$set": { "scheduled_at": postponed(new, at_most) } }, expiry]
 }
 
 impl Store {
@@ -166,7 +152,7 @@ impl Store {
         holder: JobId,
         new: &Document,
     ) -> Result<bool, StoreError> {
-        self.change_if_unstarted("replace_if_unstarted", session, holder, Change::Replace.update(new)).await
+        self.change_if_unstarted("replace_if_unstarted", session, holder, replacement(new)).await
     }
 
     /// Gives a waiting job the later date of a new one, and its expiry. Returns whether it has never started.
@@ -180,7 +166,7 @@ impl Store {
         new: &Document,
         at_most: TimeDelta,
     ) -> Result<bool, StoreError> {
-        self.change_if_unstarted("postpone_if_unstarted", session, holder, Change::Postpone(at_most).update(new)).await
+        self.change_if_unstarted("postpone_if_unstarted", session, holder, postponement(new, at_most)).await
     }
 
     async fn change_if_unstarted(
@@ -188,10 +174,10 @@ impl Store {
         operation: &'static str,
         session: Option<&mut ClientSession>,
         holder: JobId,
-        update: Bson,
+        update: impl Into<Bson>,
     ) -> Result<bool, StoreError> {
         let unstarted = doc! { "_id": holder, "locked": false, "attempts": never_started() };
-        let mut command = doc! { "update": self.scheduled.name(), "updates": [{ "q": unstarted, "u": update }] };
+        let mut command = doc! { "update": self.scheduled.name(), "updates": [{ "q": unstarted, "u": update.into() }] };
         let Some(session) = session else {
             command.insert("writeConcern", doc! { "w": "majority", "j": true });
             return Ok(self.write(operation, command).await? == 1);
@@ -239,14 +225,13 @@ impl Store {
         until: Instant,
         job: Document,
     ) -> DriverResult<Option<JobId>> {
-        let (id, until) = (id_of(&job), bson::DateTime::from_chrono(until));
+        let id = id_of(&job);
         let periods = self.unique_periods.clone_with_type::<RawDocumentBuf>();
         match periods.find_one(doc! { "_id": key }).session(&mut *session).await?.map(|period| readable(&period)) {
             None => drop(self.unique_periods.insert_one(doc! { "_id": key, "job": id, "expires_at": until }).session(&mut *session).await?),
             Some(period) => {
                 let (holder, ends) = (period.get_object_id("job").ok().map(JobId::from), period.get_datetime("expires_at").ok());
-                let now = bson::DateTime::from_chrono(self.now());
-                let is_over = ends.is_none_or(|ends| *ends <= now);
+                let is_over = ends.is_none_or(|ends| ends.to_chrono() <= self.now());
                 if let Some(holder) = holder
                     && !is_over
                     && !self.has_ended_without_start(session, holder).await?
