@@ -12,14 +12,14 @@ use mongodb::{ClientSession, error::Error};
 
 use super::{
     EnqueueError, Enqueued, Outcome,
-    insert::{ANNOUNCED_EARLY, IDS_PER_QUERY, Prepared},
+    insert::{ANNOUNCED_EARLY, Prepared},
 };
 use crate::{
     base::{Instant, JobId},
     cycle::Duplicate,
     hints::Hint,
     job::ScheduledJob,
-    mongo::{Feature, Store, StoreError, UNIQUE_AFTER, require_transaction},
+    mongo::{Feature, IDS_PER_QUERY, Store, StoreError, UNIQUE_AFTER, require_transaction},
     unique::{Holder, Keyed, OnConflict, Taken, UniqueScope, successor},
 };
 

@@ -13,7 +13,7 @@ use crate::{
     base::{Instant, JobId},
     hints::Hint,
     job::ScheduledJob,
-    mongo::{Client, Store, StoreError},
+    mongo::{Client, IDS_PER_QUERY, Store, StoreError},
     unique::Keyed,
 };
 
@@ -24,9 +24,6 @@ pub(super) const ANNOUNCED_EARLY: usize = 16;
 /// If the insert ends this much later than the notification, recipients may have read before the insert. Then the
 /// notification is sent again.
 const TOO_EARLY: Duration = Duration::from_millis(5);
-
-/// Maximum number of ids in one query. MongoDB does not accept 700,000 ids in one query.
-pub(super) const IDS_PER_QUERY: usize = 10_000;
 
 impl NewJob {
     /// Enqueues the job. Returns when a majority of the replica set has it.

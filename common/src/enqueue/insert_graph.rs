@@ -9,15 +9,13 @@ use mongodb::{ClientSession, error::Error};
 use super::invalid_graph::InvalidGraph;
 use crate::{
     base::JobId,
-    mongo::{CommitSession, Store, StoreError, call, commit, cut, id_of, require_transaction},
+    mongo::{CommitSession, IDS_PER_QUERY, Store, StoreError, call, commit, cut, id_of, require_transaction},
 };
 
 /// Maximum number of documents in one `insert` command of a transaction.
 const BATCH: usize = 1_000;
 /// Maximum size of one `insert` command, in bytes.
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
-/// Maximum number of ids in one query.
-const IDS: usize = 10_000;
 
 /// The outcome of the insert of a graph.
 #[derive(Debug)]
@@ -94,7 +92,7 @@ impl Store {
         }
         let ids: Vec<JobId> = jobs.iter().filter_map(id_of).collect();
         let mut archived = 0;
-        for some in ids.chunks(IDS) {
+        for some in ids.chunks(IDS_PER_QUERY) {
             let these = doc! { "_id": { "$in": some.to_vec() } };
             archived += self.archived.count_documents(these).session(&mut *session).await?;
         }

@@ -13,7 +13,7 @@ use crate::{
     base::{GraphId, Instant, JobId},
     enqueue::waiting::WaitingJob,
     job::{End, FinishReason, NOT_NEEDED},
-    mongo::{Client, Feature, GRAPH_JOBS, Readable, Store, StoreError, WAITING_JOBS, call, id_of, readable},
+    mongo::{Client, Feature, GRAPH_JOBS, IDS_PER_QUERY, Readable, Store, StoreError, WAITING_JOBS, call, id_of, readable},
 };
 
 /// The fields that say what a job of a graph is and how it has ended.
@@ -34,8 +34,6 @@ const JOB_OF_GRAPH: [&str; 15] = [
     "last_execution.message",
     "cancel_requested_at",
 ];
-/// Maximum number of ids in one query.
-const IDS: usize = 10_000;
 /// Maximum number of jobs of a graph that are read in one call.
 const PORTION: usize = 10_000;
 
@@ -102,7 +100,7 @@ impl Store {
     /// Filter: ids. Index: `_id`. Invariant: none, an end never changes.
     pub async fn ends_of(&self, jobs: &[JobId]) -> Result<HashMap<JobId, End>, StoreError> {
         let mut ends = HashMap::new();
-        for some in jobs.chunks(IDS) {
+        for some in jobs.chunks(IDS_PER_QUERY) {
             let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": some.to_vec() } });
             let fields = doc! { "why": 1, "continued_as": 1, "last_execution.class": 1 };
             let found: Vec<Document> =
@@ -117,7 +115,7 @@ impl Store {
     /// Filter: ids. Index: `_id`. Invariant: none, a job that is gone never comes back.
     pub async fn gone_among(&self, jobs: &[JobId]) -> Result<HashSet<JobId>, StoreError> {
         let mut gone: HashSet<JobId> = HashSet::new();
-        for some in jobs.chunks(IDS) {
+        for some in jobs.chunks(IDS_PER_QUERY) {
             let known = self.known_among(some).await?;
             gone.extend(some.iter().copied().filter(|job| !known.contains(job)));
         }
@@ -199,7 +197,7 @@ impl Store {
     /// Filter: ids. Index: `_id`. Invariant: none.
     pub(crate) async fn results_of(&self, jobs: &[JobId]) -> Result<HashMap<JobId, StoredResult>, StoreError> {
         let mut results = HashMap::new();
-        for some in jobs.chunks(IDS) {
+        for some in jobs.chunks(IDS_PER_QUERY) {
             let (archived, filter) = (self.archived.clone(), doc! { "_id": { "$in": some.to_vec() } });
             let fields = doc! { "result": 1, "why": 1, "continued_as": 1 };
             let found: Vec<Document> =

@@ -1,6 +1,6 @@
 //! Batches of items that are sent to MongoDB together. A refused batch is halved until it has a single item.
 
-/// Maximum number of ids in one query.
+/// Maximum number of ids in one query. MongoDB does not accept 700,000.
 pub(crate) const IDS_PER_QUERY: usize = 10_000;
 /// Divides items into batches of at most `most` items and `most_bytes` bytes; a larger item is a batch of its own.
 pub fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
