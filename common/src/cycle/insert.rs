@@ -40,8 +40,7 @@ impl Store {
                     if ids.len() != duplicates.len() || self.known_among(&ids).await? != ids.iter().copied().collect() {
                         return Err(error);
                     }
-                    let known: HashSet<usize> = duplicates.into_iter().collect();
-                    told = told.into_iter().enumerate().filter(|(at, _)| !known.contains(at)).map(|(_, job)| job).collect();
+                    told = without(told, duplicates);
                     already_there.extend(ids);
                 }
             }
@@ -65,8 +64,7 @@ impl Store {
                 Err(error) => {
                     let StoreError::Mongo { source, .. } = &error else { return Err(error) };
                     let Some(duplicates) = known_duplicates(source) else { return Err(error) };
-                    let known: HashSet<usize> = duplicates.iter().map(|(at, _)| *at).collect();
-                    told = told.into_iter().enumerate().filter(|(at, _)| !known.contains(at)).map(|(_, job)| job).collect();
+                    told = without(told, duplicates.iter().map(|(at, _)| *at));
                     refused.extend(duplicates.into_iter().map(|(at, duplicate)| (before + at, duplicate)));
                 }
             }
@@ -163,6 +161,12 @@ impl Store {
         .await?;
         Ok(found.iter().filter_map(id_of).collect())
     }
+}
+
+/// The jobs without those with these indexes.
+fn without(jobs: Vec<ToldJob>, indexes: impl IntoIterator<Item = usize>) -> Vec<ToldJob> {
+    let indexes: HashSet<usize> = indexes.into_iter().collect();
+    jobs.into_iter().enumerate().filter(|(at, _)| !indexes.contains(at)).map(|(_, job)| job).collect()
 }
 
 fn batches(jobs: Vec<Document>) -> Vec<Vec<Document>> {

@@ -15,16 +15,11 @@ impl Store {
         self.prepare_graphs().await?;
         let parents = parents_of(&prepared)?;
         self.note_followed(&parents).await?;
-        let outcome = match self.insert_graph(prepared.documents, parents).await? {
-            Inserted::New => Outcome::New,
-            Inserted::Known => Outcome::KnownId,
-            Inserted::Refused(problem) => return Err(problem.into()),
-        };
+        let outcome = outcome_of(self.insert_graph(prepared.documents, parents).await?)?;
         if outcome == Outcome::New {
-            let waiting = prepared.ids.clone();
             let groups: Vec<String> = prepared.groups.into_keys().collect();
             self.announce_hint(Hint::Jobs { groups, at: prepared.at, jobs: Vec::new() }).await;
-            self.announce_hint(Hint::waiting(waiting)).await;
+            self.announce_hint(Hint::waiting(prepared.ids.clone())).await;
         }
         Ok(prepared.ids.into_iter().map(|id| Enqueued::new(id, outcome)).collect())
     }
@@ -36,12 +31,16 @@ impl Store {
             return Err(EnqueueError::NotSetUpForGraphs { database: self.database().name().into() });
         }
         let parents = parents_of(&prepared)?;
-        let outcome = match self.insert_graph_in(session, prepared.documents, parents).await? {
-            Inserted::New => Outcome::New,
-            Inserted::Known => Outcome::KnownId,
-            Inserted::Refused(problem) => return Err(problem.into()),
-        };
+        let outcome = outcome_of(self.insert_graph_in(session, prepared.documents, parents).await?)?;
         Ok(prepared.ids.into_iter().map(|id| Enqueued::new(id, outcome)).collect())
+    }
+}
+
+fn outcome_of(inserted: Inserted) -> Result<Outcome, InvalidGraph> {
+    match inserted {
+        Inserted::New => Ok(Outcome::New),
+        Inserted::Known => Ok(Outcome::KnownId),
+        Inserted::Refused(problem) => Err(problem),
     }
 }
 

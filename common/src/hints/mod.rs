@@ -56,13 +56,13 @@ impl AssignedJobs {
 
 /// A hint about an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Hint {
     /// Not an event. Each time a reader opens its cursor, it gets this hint first. Hints may have been missed, so the reader must read the
     /// database.
     Seed,
-    /// Jobs of these groups are due at once or at `at`.
+    /// Jobs of these groups are due.
     Jobs {
-        /// The groups of the jobs.
         groups: Vec<String>,
         /// When the earliest job is due; `None` if one is due now.
         at: Option<Instant>,
@@ -74,35 +74,16 @@ pub enum Hint {
     /// A worker did not start all jobs of an assignment.
     NotStarted,
     /// A worker has returned jobs that were assigned ahead.
-    Returned {
-        /// The id of the worker.
-        worker: WorkerId,
-        /// The ids of the jobs.
-        jobs: Vec<JobId>,
-    },
+    Returned { worker: WorkerId, jobs: Vec<JobId> },
     /// A worker takes no more jobs, or has left the roster. Jobs that were assigned to it and not started can be assigned to others. It may
     /// still run jobs.
-    Left {
-        /// The id of the worker.
-        worker: WorkerId,
-    },
+    Left { worker: WorkerId },
     /// A round has assigned jobs.
-    Assigned {
-        /// The id of the round.
-        round: RoundId,
-        /// Its assignments.
-        assignments: Vec<AssignedJobs>,
-    },
+    Assigned { round: RoundId, assignments: Vec<AssignedJobs> },
     /// Jobs have ended for which others wait.
-    Ended {
-        /// The ids of the jobs.
-        jobs: Vec<JobId>,
-    },
-    /// Jobs that wait for others were enqueued.
-    Waiting {
-        /// Their ids, and perhaps those of other jobs of their graph; empty if there are many.
-        jobs: Vec<JobId>,
-    },
+    Ended { jobs: Vec<JobId> },
+    /// Jobs that wait for others were enqueued. Perhaps other jobs of their graph are among them. No job is named if there are many.
+    Waiting { jobs: Vec<JobId> },
     /// An operator has changed a limit, a group or a pause.
     Settings,
     /// Jobs that are assigned ahead should be returned, because a pause covers them.
@@ -110,15 +91,9 @@ pub enum Hint {
     /// An operator has changed what is wanted of workers. Each worker reads its own document.
     Control,
     /// A running job should be cancelled.
-    Cancel {
-        /// The id of the job.
-        job: JobId,
-    },
-    /// Keep-alive: the recruiter leads, and has sent every hint that was due before this one.
-    KeepAlive {
-        /// Maximum time until the next keep-alive.
-        again_in: Duration,
-    },
+    Cancel { job: JobId },
+    /// Keep-alive: the recruiter leads, and has sent every hint that was due before this one. The next one follows within this time.
+    KeepAlive { again_in: Duration },
 }
 
 impl Hint {
@@ -134,34 +109,21 @@ impl Hint {
 
     /// Splits a hint into parts that are small compared with the collection.
     pub(crate) fn parts(&self) -> Vec<Cow<'_, Self>> {
-        match self {
+        if let Self::Jobs { groups, at, .. } = self
+            && groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES
+        {
             // The names of the groups are not necessary: the recruiter then scans all groups.
-            Self::Jobs { groups, at, .. } if groups.iter().map(String::len).sum::<usize>() > GROUPS_BYTES => {
-                vec![Cow::Owned(Self::Jobs { groups: vec![EVERY_GROUP.into()], at: *at, jobs: Vec::new() })]
-            }
-            Self::Assigned { round, assignments } if assignments.iter().map(|given| given.jobs.len()).sum::<usize>() > ASSIGNED => {
-                // Each worker's assignment is in one part only, because a worker treats the first part with its id as
-                // its whole assignment.
-                let parts = cut(assignments.clone(), usize::MAX, ASSIGNED, |given| given.jobs.len());
-                parts.into_iter().map(|assignments| Cow::Owned(Self::Assigned { round: *round, assignments })).collect()
-            }
-            Self::Seed
-            | Self::Jobs { .. }
-            | Self::NotStarted
-            | Self::Free
-            | Self::Returned { .. }
-            | Self::Left { .. }
-            | Self::Assigned { .. }
-            | Self::Ended { .. }
-            | Self::Waiting { .. }
-            | Self::Settings
-            | Self::Recall
-            | Self::Control
-            | Self::Cancel { .. }
-            | Self::KeepAlive { .. } => {
-                vec![Cow::Borrowed(self)]
-            }
+            return vec![Cow::Owned(Self::Jobs { groups: vec![EVERY_GROUP.into()], at: *at, jobs: Vec::new() })];
         }
+        if let Self::Assigned { round, assignments } = self
+            && assignments.iter().map(|given| given.jobs.len()).sum::<usize>() > ASSIGNED
+        {
+            // Each worker's assignment is in one part only, because a worker treats the first part with its id as
+            // its whole assignment.
+            let parts = cut(assignments.clone(), usize::MAX, ASSIGNED, |given| given.jobs.len());
+            return parts.into_iter().map(|assignments| Cow::Owned(Self::Assigned { round: *round, assignments })).collect();
+        }
+        vec![Cow::Borrowed(self)]
     }
 
     pub(crate) fn to_document(&self) -> Document {

@@ -6,24 +6,14 @@ use crate::base::{Instant, WorkerId};
 /// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "protocol"), non_exhaustive)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum JobState {
     /// Waiting for `at` and a worker.
-    Scheduled {
-        /// When it is due.
-        at: Instant,
-    },
-    /// Locked by a worker: running there, or locked ahead.
-    Started {
-        /// The worker that holds it.
-        worker: WorkerId,
-        /// Proof of the start.
-        claim: Claim,
-    },
-    /// Archived.
-    Archived {
-        /// The finish reason.
-        why: FinishReason,
-    },
+    Scheduled { at: Instant },
+    /// Locked by a worker: running there, or locked ahead. The claim is the proof of the start.
+    Started { worker: WorkerId, claim: Claim },
+    /// Archived, with this finish reason.
+    Archived { why: FinishReason },
 }
 
 /// The state of a job in one word: as the lists show it, and as their filters take it.

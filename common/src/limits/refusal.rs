@@ -10,6 +10,7 @@ use crate::{
 
 /// Why a job of a lane may not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum NotAdmitted {
     /// A pause covers it.
     Paused(Paused, Pause),
@@ -18,26 +19,11 @@ pub enum NotAdmitted {
     /// The document of a limit or group is not valid.
     Invalid(String),
     /// As many permits of a resource are held as there are.
-    Full {
-        /// The resource.
-        resource: String,
-        /// The number of its permits.
-        capacity: u32,
-    },
-    /// The group is in a maintenance window.
-    Maintenance {
-        /// The group.
-        group: String,
-        /// When the window ends.
-        until: Instant,
-    },
-    /// The rate of a resource does not allow a start yet.
-    Rate {
-        /// The resource.
-        resource: String,
-        /// When it allows the next one.
-        until: Instant,
-    },
+    Full { resource: String, capacity: u32 },
+    /// The group is in a maintenance window, which ends then.
+    Maintenance { group: String, until: Instant },
+    /// The rate of a resource does not allow a start until then.
+    Rate { resource: String, until: Instant },
 }
 
 /// What the settings are compared with, as one process knows it.

@@ -29,24 +29,14 @@ pub enum Change {
 /// The outcome of a change for one job. In a dry run, the outcome that the change would have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(not(feature = "protocol"), non_exhaustive)]
+#[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum Changed {
-    /// It was archived and is enqueued again.
-    EnqueuedAgain {
-        /// Its new id; `None` in a dry run.
-        new: Option<JobId>,
-        /// The reason why it is in the archive.
-        why: FinishReason,
-    },
-    /// It was due later and is due now.
-    DueNow {
-        /// When it was due before.
-        instead_of: Instant,
-    },
+    /// It is in the archive for this reason, and is enqueued again under a new id (`None` in a dry run).
+    EnqueuedAgain { new: Option<JobId>, why: FinishReason },
+    /// It was due then and is due now.
+    DueNow { instead_of: Instant },
     /// It is waiting and already due.
-    AlreadyDue {
-        /// Its due date.
-        since: Instant,
-    },
+    AlreadyDue { since: Instant },
     /// It is waiting and has the new values.
     Altered,
     /// It is waiting, and had these values before.

@@ -133,14 +133,8 @@ impl Situation {
 
     /// The resource whose permits are all held, if that is why this lane is refused.
     pub(crate) fn full(&self, lane: &Lane) -> Option<String> {
-        match self.settings.admit(lane, self).err()? {
-            NotAdmitted::Full { resource, .. } => Some(resource),
-            NotAdmitted::Paused(..)
-            | NotAdmitted::Undefined(_)
-            | NotAdmitted::Invalid(_)
-            | NotAdmitted::Maintenance { .. }
-            | NotAdmitted::Rate { .. } => None,
-        }
+        let refused = self.settings.admit(lane, self).err()?;
+        if let NotAdmitted::Full { resource, .. } = refused { Some(resource) } else { None }
     }
 
     /// A refusal in words.
