@@ -20,9 +20,6 @@ pub fn unless_empty(argument: Arg) -> Arg {
 }
 
 /// A name in a list, without the blanks and line breaks around it.
-///
-/// # Errors
-/// When nothing is left.
 pub fn name_of_text(text: &str) -> Result<String, String> {
     match text.trim() {
         "" => Err("a name is empty: separate names by single commas".into()),

@@ -193,9 +193,6 @@ impl Store {
 
     /// Moves the position past messages of other topics, and past an idle time. Moves the position of `group`. Returns false if the group is no
     /// longer as it was read.
-    ///
-    /// # Errors
-    /// When MongoDB cannot be used.
     pub async fn pass_consumer(&self, group: &mut ConsumerGroup, to: Position) -> Result<bool, StoreError> {
         let is_passed = self.pass_messages(&group.name, group.as_read(), &to.to_string()).await?;
         if is_passed {

@@ -49,9 +49,6 @@ pub trait GuardedWrite: Clone + Send + Sync {
     fn reduced(self) -> Option<Self>;
 
     /// Handles an end that MongoDB refuses even in its reduced form, for this reason.
-    ///
-    /// # Errors
-    /// When MongoDB is unreachable.
     fn refused(
         self,
         store: &Store,
@@ -158,9 +155,6 @@ impl Store {
     /// Like [`finish`](Self::finish), with at most `most_bytes` in one command or transaction, for a slow connection.
     ///
     /// Index: `_id`. Invariant: I9, as above.
-    ///
-    /// # Errors
-    /// As above.
     pub async fn finish_in_portions<T: GuardedWrite>(
         &self,
         session: &mut CommitSession,

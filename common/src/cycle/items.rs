@@ -44,9 +44,6 @@ impl Store {
     /// recorded.
     ///
     /// Index: `_id`. Invariant: I9, a refused outcome does not stop the others.
-    ///
-    /// # Errors
-    /// When MongoDB is unreachable or its reply is lost.
     pub async fn record_items(&self, batch: &[Progress]) -> Result<Vec<Recorded>, StoreError> {
         self.finish(&mut CommitSession::default(), batch).await
     }

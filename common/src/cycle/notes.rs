@@ -43,9 +43,6 @@ impl Store {
     /// Index: `_id`. Invariant: I3, only the latest start records notes. A write whose reply is lost may arrive after the next one: it
     /// changes nothing then.
     /// Loses when the job was rescued in the meantime; the caller must then stop it.
-    ///
-    /// # Errors
-    /// When MongoDB is unreachable or its reply is lost.
     pub async fn record_notes_if_claimed(&self, batch: &[Notes]) -> Result<Vec<Recorded>, StoreError> {
         let statement = |notes: &Notes| {
             let filter = doc! {

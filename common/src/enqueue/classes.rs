@@ -13,9 +13,6 @@ impl Store {
     /// The defaults of all classes that have some. A document that is not valid is left out and logged.
     ///
     /// Filter: ids of classes. Index: `_id`. Invariant: none.
-    ///
-    /// # Errors
-    /// When MongoDB is unreachable.
     pub async fn class_defaults(&self) -> Result<Classes, StoreError> {
         let metadata = self.metadata.clone_with_type::<RawDocumentBuf>();
         // `;` follows `:`.
@@ -41,9 +38,6 @@ impl Store {
     /// Replaces the defaults of a class, or removes them if there are none any more.
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
-    ///
-    /// # Errors
-    /// When MongoDB is unreachable.
     pub async fn declare_class(&self, class: &str, defaults: &ClassDefaults) -> Result<(), StoreError> {
         let (metadata, id) = (self.metadata.clone(), doc! { "_id": format!("{CLASS}{class}") });
         let document = defaults.to_document();

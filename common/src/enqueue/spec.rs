@@ -325,17 +325,11 @@ pub(crate) fn check_policy(policy: &StoredPolicy, unknown: UnknownPolicies) -> R
 // From text, for flags.
 
 /// The parameters of a job: a JSON object.
-///
-/// # Errors
-/// When the text is not one.
 pub fn parameters_of_text(text: &str) -> Result<Document, InvalidSpec> {
     json_of_text(text).and_then(parameters_of_json)
 }
 
 /// The content of a message: a JSON object.
-///
-/// # Errors
-/// When the text is not one.
 pub fn message_of_text(text: &str) -> Result<Document, InvalidSpec> {
     let Bson::Document(content) = json_of_text(text).and_then(extended)? else {
         return Err(InvalidSpec::new(r#"the content of a message must be a JSON object, like {"order": 17}"#));
@@ -344,25 +338,16 @@ pub fn message_of_text(text: &str) -> Result<Document, InvalidSpec> {
 }
 
 /// The parameters of the items of a bundle: a JSON array of objects.
-///
-/// # Errors
-/// When the text is not one.
 pub fn items_of_text(text: &str) -> Result<Vec<Document>, InvalidSpec> {
     json_of_text(text).and_then(items_of_json)
 }
 
 /// A retry policy: a JSON object with `class` and `parameters`.
-///
-/// # Errors
-/// When the text is not one.
 pub fn policy_of_text(text: &str) -> Result<StoredPolicy, InvalidSpec> {
     json_of_text(text).and_then(|policy| StoredPolicy::of_json(policy).map_err(InvalidSpec::new))
 }
 
 /// An instant, as RFC 3339 writes it.
-///
-/// # Errors
-/// When the text is not one.
 pub fn instant_of_text(text: &str) -> Result<Instant, InvalidSpec> {
     let at = DateTime::parse_from_rfc3339(text).map(|at| at.with_timezone(&Utc));
     at.map_err(|error| {
@@ -373,18 +358,12 @@ pub fn instant_of_text(text: &str) -> Result<Instant, InvalidSpec> {
 }
 
 /// A duration, as people write it.
-///
-/// # Errors
-/// When the text is not one.
 pub fn duration_of_text(text: &str) -> Result<Duration, InvalidSpec> {
     let duration = humantime::parse_duration(text);
     duration.map_err(|error| InvalidSpec::new(format!("`{text:.80}` is not a duration ({error}); write it like 90s, 5m or 1h 30m")))
 }
 
 /// The id of a job, in hexadecimal digits.
-///
-/// # Errors
-/// When the text is not one.
 pub fn id_of_text(text: &str) -> Result<JobId, InvalidSpec> {
     text.parse().map_err(|_| InvalidSpec::new(format!("`{text:.80}` is not a job id (24 hexadecimal digits)")))
 }

@@ -48,9 +48,6 @@ impl Store {
     /// Creates the ring of events if it is missing, with this size in bytes; 16 MiB by default. An existing ring keeps its size.
     ///
     /// Index: none. Invariant: none.
-    ///
-    /// # Errors
-    /// When MongoDB refuses or cannot be reached.
     pub async fn prepare_events(&self, size: Option<i64>) -> Result<(), StoreError> {
         schema::ensure_events(self, size).await
     }

@@ -52,9 +52,6 @@ impl Store {
     /// Whether any job of this database has ever waited for another one.
     ///
     /// Index: `_id`. Invariant: none.
-    ///
-    /// # Errors
-    /// When MongoDB cannot be reached.
     pub async fn has_graphs(&self) -> Result<bool, StoreError> {
         self.is_in_use(Feature::Graphs).await
     }

@@ -38,9 +38,6 @@ impl Store {
     /// Makes the index by which MongoDB deletes old messages, unless it exists. Publishers and subscribers do it by themselves.
     ///
     /// Index: `expired_messages`. Invariant: none.
-    ///
-    /// # Errors
-    /// When MongoDB refuses or cannot be reached.
     pub async fn prepare_messages(&self) -> Result<(), StoreError> {
         self.prepare(Feature::Messages).await
     }

@@ -417,9 +417,6 @@ impl Client {
 
 impl Store {
     /// As [`Client::connect`].
-    ///
-    /// # Errors
-    /// [`ConnectError`], whose message contains the remedy.
     pub async fn connect(to: impl Into<ConnectArgs>, app_name: &str) -> Result<Self, ConnectError> {
         Client::connect(to, app_name).await.map(Self::from)
     }
@@ -475,9 +472,6 @@ impl Store {
 
     /// Makes the index that refuses a permit to a second worker, unless it exists. The leading recruiter does it before it gives the first
     /// permit.
-    ///
-    /// # Errors
-    /// When MongoDB refuses or cannot be reached.
     pub async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
         self.prepare(schema::Feature::Limits).await
     }

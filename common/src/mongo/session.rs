@@ -51,9 +51,6 @@ impl CommitSession {
 
 impl Store {
     /// Opens a session for [`Store::finish`], unless one is open. Returns its id, which the caller must write into the roster.
-    ///
-    /// # Errors
-    /// When MongoDB cannot be reached.
     pub async fn open_session(&self, session: &mut CommitSession) -> Result<Document, StoreError> {
         let open = self.take_session(session).await?;
         let id = open.id().clone();

@@ -42,9 +42,6 @@ impl Client {
 
 impl Leader {
     /// Reads the lease.
-    ///
-    /// # Errors
-    /// When MongoDB cannot be used.
     pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
         let now = store.now();
         Ok(match store.observe_lease().await? {
@@ -206,9 +203,6 @@ pub struct Presence(pub Vec<Worker>);
 
 impl Presence {
     /// Reads the roster.
-    ///
-    /// # Errors
-    /// When MongoDB cannot be used.
     pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
         let documents = store.roster_documents().await?;
         let now = store.now();

@@ -77,9 +77,6 @@ pub(crate) const LARGEST_KEY: i64 = 4096;
 const BUILT_WITHIN: Duration = Duration::from_secs(600);
 
 /// Called at a start: creates missing parts and replaces wrong ones.
-///
-/// # Errors
-/// When MongoDB refuses or cannot be reached.
 pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
     let found = version(client).await?;
     if found > SCHEMA_VERSION {

@@ -39,9 +39,6 @@ impl Store {
     /// without its id and its history, and with its due date only if that is to come. `each` can stop the export.
     ///
     /// Nothing is changed. A waiting job that starts meanwhile is left out if it is read after that.
-    ///
-    /// # Errors
-    /// When MongoDB cannot be used.
     pub async fn export_jobs(
         &self,
         filter: &JobFilter,

@@ -88,9 +88,6 @@ impl Store {
     ///
     /// Filter: id, unlocked, that date, never started. Index: `_id`. Invariant: none, a date changes.
     /// Loses if the job was started or has got another date since.
-    ///
-    /// # Errors
-    /// When MongoDB refuses or cannot be reached.
     pub async fn hasten_if_never_started(&self, job: JobId, due: Instant, at: Instant) -> Result<bool, StoreError> {
         let scheduled = self.scheduled.clone();
         let kept = doc! { "_id": job, "locked": false, "scheduled_at": due, "attempts": never_started() };
