@@ -2,7 +2,7 @@
 
 use bson::oid::ObjectId;
 use chrono::TimeDelta;
-use recruiter_common::store::{Store, StoreError};
+use recruiter_common::store::{FilesStep, Store, StoreError};
 
 use crate::Pass;
 
@@ -25,17 +25,12 @@ struct Walk {
     is_over: bool,
 }
 
-#[derive(Clone, Copy)]
-enum Examined {
-    Files,
-    Uploads,
-}
-
 impl Files {
     /// Goes on with both walks. Returns whether they are at their ends.
     pub(crate) async fn tick(&mut self, store: &Store, pass: &Pass<'_>) -> Result<bool, StoreError> {
-        let files = self.files.go_on(Examined::Files, store, pass).await?;
-        let uploads = self.uploads.go_on(Examined::Uploads, store, pass).await?;
+        let before = store.now() - OLDER_THAN;
+        let files = self.files.go_on(pass, |after| store.prune_files(after, before, STEP)).await?;
+        let uploads = self.uploads.go_on(pass, |after| store.prune_chunks(after, before, STEP)).await?;
         if files + uploads > 0 {
             tracing::info!(files, uploads, "deleted files without a job, and uploads that were never finished");
         }
@@ -45,14 +40,14 @@ impl Files {
 
 impl Walk {
     /// Returns the number of deleted files.
-    async fn go_on(&mut self, examined: Examined, store: &Store, pass: &Pass<'_>) -> Result<u64, StoreError> {
-        let (before, mut deleted) = (store.now() - OLDER_THAN, 0);
+    async fn go_on<F>(&mut self, pass: &Pass<'_>, examine: impl Fn(Option<ObjectId>) -> F) -> Result<u64, StoreError>
+    where
+        F: Future<Output = Result<FilesStep, StoreError>>,
+    {
+        let mut deleted = 0;
         let mut steps = pass.steps();
         while !self.is_over && steps.next().is_some() {
-            let step = match examined {
-                Examined::Files => store.prune_files(self.after, before, STEP).await?,
-                Examined::Uploads => store.prune_chunks(self.after, before, STEP).await?,
-            };
+            let step = examine(self.after).await?;
             (self.after, self.is_over) = (step.next, step.next.is_none());
             deleted += step.deleted;
         }

@@ -8,7 +8,6 @@ pub mod config;
 mod expire;
 mod files;
 mod liveness;
-mod prune;
 mod rescue;
 mod rescues;
 mod retention;

@@ -17,10 +17,10 @@ use recruiter_common::{
     store::{Covered, OtherClasses, Reasons, RetentionPosition, Store, StoreError},
 };
 
-use crate::{Pass, prune};
+use crate::Pass;
 
 /// Maximum number of documents that one step examines and deletes. It is small, so that other operations do not wait long.
-const STEP: u64 = 1_000;
+const STEP: u32 = 1_000;
 /// How far a walk goes back in each pass, for jobs that came into the archive a while after they ended. One that came even later is deleted
 /// when the longest period has passed.
 const GO_BACK: TimeDelta = TimeDelta::minutes(1);
@@ -98,7 +98,7 @@ impl Retention {
         // A period longer than dates can express never passes.
         let before = |period: Duration| TimeDelta::from_std(period).ok().and_then(|period| now.checked_sub_signed(period));
         let mut all = match before(self.longest) {
-            Some(before) => prune::tick(store, before, pass).await?,
+            Some(before) => prune_all(store, before, pass).await?,
             None => true,
         };
         for walk in &mut self.walks {
@@ -110,11 +110,32 @@ impl Retention {
     }
 }
 
+/// Deletes the jobs that ended before `before`. Returns whether none are left.
+async fn prune_all(store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bool, StoreError> {
+    let (mut count, mut all) = (0, false);
+    for _ in pass.steps() {
+        let pruned = store.prune_archived(before, STEP.into()).await?;
+        count += pruned;
+        if pruned == 0 {
+            all = true;
+            break;
+        }
+    }
+    note(count);
+    Ok(all)
+}
+
+fn note(count: u64) {
+    if count > 0 {
+        tracing::info!(count, "pruned the archive");
+    }
+}
+
 impl Walk {
     async fn tick(&mut self, store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bool, StoreError> {
         let (mut count, mut all) = (0, false);
         for _ in pass.steps() {
-            let step = store.prune_covered(&self.covered, self.position, before, STEP).await?;
+            let step = store.prune_covered(&self.covered, self.position, before, STEP.into()).await?;
             count += step.deleted;
             if step.next.is_none() {
                 self.position = before.checked_sub_signed(GO_BACK).map(bson::DateTime::from_chrono);
@@ -123,9 +144,7 @@ impl Walk {
             }
             self.position = step.next;
         }
-        if count > 0 {
-            tracing::info!(count, "pruned the archive");
-        }
+        note(count);
         Ok(all)
     }
 }
