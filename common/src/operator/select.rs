@@ -68,37 +68,31 @@ pub struct JobFilter {
 
 /// Builds a filter, field by field.
 macro_rules! setters {
-    ($($(#[$doc:meta])* $field:ident: $of:ty;)*) => {
+    ($($field:ident: $of:ty,)*) => {
         impl JobFilter {
-            $($(#[$doc])* #[must_use] pub fn $field(mut self, $field: impl Into<$of>) -> Self {
-                self.$field = Some($field.into());
-                self
-            })*
+            $(
+                #[doc = concat!("Sets the field [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+                #[must_use]
+                pub fn $field(mut self, $field: impl Into<$of>) -> Self {
+                    self.$field = Some($field.into());
+                    self
+                }
+            )*
         }
     };
 }
 
 setters! {
-    /// Only jobs that are there.
-    state: StateFilter;
-    /// Only jobs of this group.
-    group: String;
-    /// Only jobs of this class.
-    class: String;
-    /// Only jobs with this tag.
-    tag: String;
-    /// Only jobs with this urn.
-    urn: String;
-    /// Only archived jobs with this finish reason.
-    why: String;
-    /// Only jobs whose last execution failed with this error class.
-    error_class: String;
-    /// Only jobs with this text in the message of their last failure, ignoring case.
-    message: String;
-    /// Only jobs that ended at this instant or later, or, if they are not archived, were enqueued then or later.
-    since: Instant;
-    /// Only jobs that ended before this instant, or, if they are not archived, were enqueued before it.
-    until: Instant;
+    state: StateFilter,
+    group: String,
+    class: String,
+    tag: String,
+    urn: String,
+    why: String,
+    error_class: String,
+    message: String,
+    since: Instant,
+    until: Instant,
 }
 
 impl JobFilter {
