@@ -59,7 +59,7 @@ impl Pattern {
         let words = self.0.split('.').enumerate().map(|(index, word)| match word {
             ANY if index == last => ".+".to_owned(),
             ANY => r"[^.]+".to_owned(),
-            word => word.chars().map(literally).collect(),
+            word => literally(word),
         });
         format!(r"\A{}\z", words.collect::<Vec<_>>().join(r"\."))
     }
@@ -84,9 +84,16 @@ impl std::str::FromStr for Pattern {
     }
 }
 
-/// A character as a regular expression.
-fn literally(character: char) -> String {
-    if character.is_ascii_punctuation() { format!(r"\{character}") } else { character.to_string() }
+/// A regular expression that matches only this text.
+pub(crate) fn literally(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_ascii_punctuation() {
+            escaped.push('\\');
+        }
+        escaped.push(letter);
+    }
+    escaped
 }
 
 /// Checks the topic of a message.

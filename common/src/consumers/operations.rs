@@ -9,7 +9,7 @@ use bson::{Document, RawDocumentBuf, doc};
 use futures_util::{FutureExt as _, TryStreamExt};
 use mongodb::options::ReadConcern;
 
-use crate::mongo::{CommitSession, Feature, Store, StoreError, call, commit, write_errors};
+use crate::mongo::{CommitSession, Feature, Store, StoreError, call, commit, write_in};
 
 /// Maximum number of consumer groups.
 pub const MOST_CONSUMERS: u32 = 100;
@@ -126,9 +126,7 @@ impl Store {
         let forwarded = self.transaction("forward_messages", session, move |open| {
             let (database, scheduled, jobs, command) = (database.clone(), scheduled.clone(), sent.clone(), command.clone());
             async move {
-                let reply = database.run_command(command).session(&mut *open).await?;
-                write_errors(&reply)?;
-                if reply.get_i32("n").ok() != Some(1) {
+                if write_in(open, &database, command).await? != 1 {
                     open.abort_transaction().await?;
                     return Ok(false);
                 }

@@ -10,7 +10,7 @@ use chrono::TimeDelta;
 use mongodb::{ClientSession, error::Error};
 
 use crate::{
-    base::{Instant, JobId, chain},
+    base::{Instant, JobId, chain, integer},
     mongo::{Readable, Store, StoreError, call},
 };
 
@@ -80,8 +80,8 @@ impl Store {
                 .await?;
         let mut groups = BTreeMap::new();
         for counted in &counted {
-            let count = counted.get_i32("count").map(i64::from).or_else(|_| counted.get_i64("count"));
-            if let (Ok(Ok(group)), Ok(count)) = (counted.get_document("_id").map(|id| id.get_str("group")), count) {
+            let count = integer(counted.get("count"));
+            if let (Ok(Ok(group)), Some(count)) = (counted.get_document("_id").map(|id| id.get_str("group")), count) {
                 *groups.entry(group.to_owned()).or_default() += u64::try_from(count).unwrap_or(0);
             }
         }

@@ -9,7 +9,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use bson::{Bson, Document, RawBson, RawDocumentBuf, doc, raw::cstr};
 
 use super::{Claim, Job, raw::LARGEST_DOCUMENT};
-use crate::base::{Instant, failure::keep_start};
+use crate::base::{Instant, failure::keep_start, integer};
 
 /// The field with the progress of a job.
 pub const PROGRESS: &str = "progress";
@@ -97,10 +97,7 @@ impl JobProgress {
     /// The stored progress of a job; `None` if there is none that can be read.
     pub fn of_job(job: &Job) -> Option<Self> {
         let Bson::Document(stored) = job.field(PROGRESS)? else { return None };
-        let count = |field: &str| {
-            let count = stored.get(field)?;
-            count.as_i64().or(count.as_i32().map(i64::from)).and_then(|count| u64::try_from(count).ok())
-        };
+        let count = |field: &str| u64::try_from(integer(stored.get(field))?).ok();
         let percent = stored.get_f64("percent").ok();
         Some(Self { percent, done_of: count("done").zip(count("of")), text: stored.get_str("text").ok().map(str::to_owned) })
     }
@@ -198,8 +195,7 @@ impl Log {
 impl LogLine {
     fn of_stored(stored: &Bson) -> Option<Self> {
         let stored = stored.as_document()?;
-        let count = |field: &str| stored.get_i64(field).ok().or(stored.get_i32(field).ok().map(i64::from));
-        let count = |field: &str| count(field).and_then(|count| u32::try_from(count).ok());
+        let count = |field: &str| u32::try_from(integer(stored.get(field))?).ok();
         Some(Self {
             at: stored.get_datetime("at").ok()?.to_chrono(),
             attempt: count("attempt")?,

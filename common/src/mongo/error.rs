@@ -223,8 +223,8 @@ pub(crate) fn code_of(error: &Error) -> Option<i32> {
     }
 }
 
-/// A refusal that a command reported inside an otherwise successful reply.
-pub(crate) fn write_errors(reply: &Document) -> Result<(), Error> {
+/// The number of documents that a write command has met, from its reply. A refusal that an otherwise successful reply reports is an error.
+pub(crate) fn met_by(reply: &Document) -> Result<usize, Error> {
     let failed = |key: &str| reply.get_array(key).is_ok_and(|errors| !errors.is_empty());
     if failed("writeErrors") || reply.contains_key("writeConcernError") {
         // A write concern error comes first: the outcome of every statement is then unknown.
@@ -238,5 +238,5 @@ pub(crate) fn write_errors(reply: &Document) -> Result<(), Error> {
         .map_err(Error::custom)?;
         return Err(ErrorKind::Command(command).into());
     }
-    Ok(())
+    Ok(reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()).unwrap_or(0))
 }

@@ -73,13 +73,13 @@ pub use self::{
 };
 pub(crate) use self::{
     batch::{Batches, IDS_PER_QUERY},
-    error::write_errors,
+    error::met_by,
     readable::{Readable, readable},
     schema::{
         ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, Feature, GATED_JOBS, GRAPH_JOBS, LARGEST_WORKABLE, SCHEDULE_REVISIONS, UNIQUE,
         UNIQUE_AFTER, UNIQUE_WHILE_WAITING, WAITING_JOBS, any_date, any_gate, any_worker, never_started,
     },
-    session::{commit, require_transaction},
+    session::{commit, require_transaction, write_in},
 };
 use self::{error::code_of, parts::Parts};
 use crate::base::{Instant, JobId, StartId, Uptime, clock::ServerClock};
@@ -252,12 +252,7 @@ impl Client {
     /// handle an unknown outcome.
     pub(crate) async fn write(&self, operation: &'static str, command: Document) -> Result<usize, StoreError> {
         let database = self.database.clone();
-        call(operation, async move {
-            let reply = database.run_command(command).await?;
-            write_errors(&reply)?;
-            Ok(reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()).unwrap_or(0))
-        })
-        .await
+        call(operation, async move { met_by(&database.run_command(command).await?) }).await
     }
 
     /// Like `write`, for an idempotent command: it is sent once more, at once, if it failed.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bson::Document;
 use futures_util::future::BoxFuture;
 use mongodb::{
-    ClientSession,
+    ClientSession, Database,
     error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 
-use super::{Store, StoreError, call, error::is_transaction_open};
+use super::{Store, StoreError, call, error::is_transaction_open, met_by};
 
 /// Maximum number of immediate repetitions of a transaction after a transient error, and of its commit.
 const TRIES: u32 = 5;
@@ -119,6 +119,11 @@ impl Store {
         let asked = self.metadata.find_one(bson::doc! { "_id": "schema" }).session(session).await;
         asked.is_err_and(|error| error.contains_label(TRANSIENT_TRANSACTION_ERROR))
     }
+}
+
+/// Runs a raw write command in a transaction. Returns the number of matching documents.
+pub(crate) async fn write_in(session: &mut ClientSession, database: &Database, command: Document) -> Result<usize, Error> {
+    met_by(&database.run_command(command).session(session).await?)
 }
 
 /// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.

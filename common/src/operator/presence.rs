@@ -10,7 +10,7 @@ use bson::{Bson, Document};
 use chrono::TimeDelta;
 
 use crate::{
-    base::{Instant, JobId, WorkerId, apart, printable},
+    base::{Instant, JobId, WorkerId, apart, integer, printable},
     mongo::{Client, Store, StoreError, lossy},
     roster::{Request, WorkOn, assigned_in, ids_in},
 };
@@ -113,7 +113,7 @@ impl Worker {
             let list = document.get_array(field).ok()?;
             Some(list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect::<Vec<_>>())
         };
-        let lease_ms = document.get("lease_ms").and_then(|ms| ms.as_i64().or(ms.as_i32().map(i64::from))).filter(|ms| *ms > 0);
+        let lease_ms = integer(document.get("lease_ms")).filter(|ms| *ms > 0);
         let lease = TimeDelta::try_milliseconds(lease_ms.unwrap_or(USUAL_LEASE_MS)).unwrap_or(TimeDelta::MAX);
         let seen_before = document.get_datetime("last_seen_at").ok().map(|at| now - at.to_chrono());
         let silent_for = seen_before.filter(|silence| *silence > lease);

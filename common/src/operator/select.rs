@@ -6,7 +6,7 @@
 //! such limit: each of its steps examines a bounded number of documents.
 
 use crate::{
-    base::{Instant, JobId},
+    base::{Instant, JobId, topics::literally},
     job::{FinishReason, Stage},
     mongo::{ARCHIVED_BY_END, Client, IDS_PER_QUERY, Store, StoreError, call, lossy, raw_id_of},
     roster::ids_in,
@@ -314,18 +314,6 @@ fn first_id(at: Instant) -> Bson {
     let mut bytes = [0; 12];
     bytes[..4].copy_from_slice(&u32::try_from(seconds.max(0)).unwrap_or(u32::MAX).to_be_bytes());
     ObjectId::from_bytes(bytes).into()
-}
-
-/// A regular expression that matches only this text.
-fn literally(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if letter.is_ascii_punctuation() {
-            escaped.push('\\');
-        }
-        escaped.push(letter);
-    }
-    escaped
 }
 
 impl Client {

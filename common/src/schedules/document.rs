@@ -4,12 +4,8 @@ use std::time::Duration;
 
 use bson::{Document, RawDocumentBuf, doc};
 
-use super::{
-    InvalidSchedule, Missed, Overlap, Schedule, Timing,
-    fields::{Fields, integer},
-    template::job_of,
-};
-use crate::base::{Instant, JobId};
+use super::{InvalidSchedule, Missed, Overlap, Schedule, Timing, fields::Fields, template::job_of};
+use crate::base::{Instant, JobId, integer};
 
 /// A schedule as it is stored.
 #[derive(Clone, Debug)]
@@ -142,7 +138,7 @@ impl TryFrom<Document> for StoredSchedule {
                 at: fields.date("at")?,
             })
         });
-        let skipped = |why: &str| document.get_document("skipped").ok().and_then(|skipped| integer(skipped.get(why)?)).unwrap_or(0);
+        let skipped = |why: &str| document.get_document("skipped").ok().and_then(|skipped| integer(skipped.get(why))).unwrap_or(0);
         Ok(Self {
             name,
             schedule,
@@ -151,7 +147,7 @@ impl TryFrom<Document> for StoredSchedule {
             last_slot: fields.date("last_slot")?,
             runs: document.get_array("runs").into_iter().flatten().filter_map(|run| Run::of_document(run.as_document()?)).collect(),
             skipped: Skipped { overlap: skipped("overlap"), missed: skipped("missed") },
-            revision: document.get("revision").and_then(integer).unwrap_or(0),
+            revision: integer(document.get("revision")).unwrap_or(0),
             document,
         })
     }

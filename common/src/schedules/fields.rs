@@ -3,12 +3,7 @@
 use bson::{Bson, Document};
 
 use super::InvalidSchedule;
-use crate::base::{DUE_MS, Instant};
-
-/// Whole numbers, as documents have them.
-pub(super) fn integer(value: &Bson) -> Option<i64> {
-    value.as_i64().or(value.as_i32().map(i64::from))
-}
+use crate::base::{DUE_MS, Instant, integer};
 
 /// The fields of a document. A missing field is null.
 pub(super) struct Fields<'a> {
@@ -37,7 +32,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn count(&self, field: &str) -> Result<Option<u64>, InvalidSchedule> {
-        self.get(field, "an integer from 0", |value| u64::try_from(integer(value)?).ok())
+        self.get(field, "an integer from 0", |value| u64::try_from(integer(Some(value))?).ok())
     }
 
     pub(super) fn document(&self, field: &str) -> Result<Option<&'a Document>, InvalidSchedule> {

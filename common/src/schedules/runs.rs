@@ -13,7 +13,7 @@ use mongodb::options::ReadConcern;
 use super::KEPT_RUNS;
 use crate::{
     base::{Instant, JobId},
-    mongo::{CommitSession, Readable, SCHEDULE_REVISIONS, Store, StoreError, call, commit, id_of, readable, write_errors},
+    mongo::{CommitSession, Readable, SCHEDULE_REVISIONS, Store, StoreError, call, commit, id_of, readable, write_in},
 };
 
 /// The handling of the slots of one schedule up to an instant.
@@ -135,9 +135,7 @@ impl Store {
             let (database, scheduled, jobs) = (database.clone(), scheduled.clone(), sent.clone());
             let command = doc! { "update": &schedulers, "updates": statements.clone() };
             async move {
-                let reply = database.run_command(command).session(&mut *open).await?;
-                write_errors(&reply)?;
-                if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) != Some(count) {
+                if write_in(open, &database, command).await? != count {
                     open.abort_transaction().await?;
                     return Ok(false);
                 }

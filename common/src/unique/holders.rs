@@ -20,12 +20,12 @@ use mongodb::{ClientSession, error::Result as DriverResult, options::ReadConcern
 
 use super::UniqueScope;
 use crate::{
-    base::{DUE_MS, Instant, JobId, chain},
+    base::{DUE_MS, Instant, JobId, chain, integer},
     hints::{EVERY_GROUP, Hint},
     job::settings::IN_JOBS,
     mongo::{
         CommitSession, Feature, Readable, Store, StoreError, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, call, commit, error::code, id_of,
-        never_started, readable, readable::is_first, write_errors,
+        met_by, never_started, readable, readable::is_first, write_in,
     },
 };
 
@@ -65,7 +65,7 @@ impl UniqueScope {
 }
 
 fn holder_of(job: &Document) -> Option<Holder> {
-    let attempts = job.get_i32("attempts").map(i64::from).or_else(|_| job.get_i64("attempts")).unwrap_or(0);
+    let attempts = integer(job.get("attempts")).unwrap_or(0);
     Some(Holder { job: id_of(job)?, is_locked: job.get_bool("locked").unwrap_or(false), has_started: attempts > 0 })
 }
 
@@ -182,13 +182,8 @@ impl Store {
             command.insert("writeConcern", doc! { "w": "majority", "j": true });
             return Ok(self.write(operation, command).await? == 1);
         };
-        let written: DriverResult<Document> = async {
-            let reply = self.database.run_command(command).session(session).await?;
-            write_errors(&reply).map(|()| reply)
-        }
-        .await;
-        let reply = written.map_err(|source| StoreError::Mongo { operation, source: source.into() })?;
-        Ok(reply.get_i32("n").is_ok_and(|met| met == 1))
+        let met = write_in(session, &self.database, command).await;
+        Ok(met.map_err(|source| StoreError::Mongo { operation, source: source.into() })? == 1)
     }
 
     /// Inserts a job whose key is taken for a period. Returns the job that has the key, if that is another one; nothing is inserted then.
@@ -282,7 +277,7 @@ impl Store {
                     );
                 }
             }
-            write_errors(&reply).map_err(|source| StoreError::Mongo { operation: "release_successors", source: source.into() })?;
+            met_by(&reply).map_err(|source| StoreError::Mongo { operation: "release_successors", source: source.into() })?;
             released += reply.get_i32("nModified").ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
         }
         if released > 0 {

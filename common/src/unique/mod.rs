@@ -11,7 +11,7 @@ use std::time::Duration;
 use bson::{Bson, Document};
 use sha2::{Digest as _, Sha256};
 
-use crate::base::check_name;
+use crate::base::{check_name, integer};
 
 /// A key that is made of parameters and is longer than this is replaced by its hash, in bytes.
 const LONGEST_TEXT: usize = 256;
@@ -244,7 +244,7 @@ fn canonical(value: &Bson) -> String {
         format!("{{{}}}", joined(fields))
     } else if let Some(list) = value.as_array() {
         format!("[{}]", joined(list.iter().map(canonical).collect()))
-    } else if let Some(whole) = value.as_i64().or_else(|| value.as_i32().map(i64::from)) {
+    } else if let Some(whole) = integer(Some(value)) {
         whole.to_string()
     } else if let Some(number) = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT) {
         // Without the sign of a negative zero.

@@ -15,7 +15,7 @@ use crate::{
     base::{Instant, JobId},
     cycle::finish::Attempted,
     job::Recorded,
-    mongo::{ARCHIVED_BY_END, CommitSession, Readable, Store, StoreError, call, commit, id_of, never_started, readable, write_errors},
+    mongo::{ARCHIVED_BY_END, CommitSession, Readable, Store, StoreError, call, commit, id_of, never_started, readable, write_in},
 };
 
 /// An archived job that is to be enqueued again.
@@ -236,9 +236,7 @@ impl Store {
                 let updates: Vec<Document> = note.map(touch).into_iter().chain(batch.iter().map(statement)).collect();
                 let expected = updates.len();
                 let command = doc! { "update": archived.name(), "updates": updates };
-                let reply = database.run_command(command).session(&mut *open).await?;
-                write_errors(&reply)?;
-                if reply.get_i32("n").ok().and_then(|met| usize::try_from(met).ok()) == Some(expected) {
+                if write_in(open, &database, command).await? == expected {
                     scheduled.insert_many(batch.iter().map(|retrial| &*retrial.document)).session(&mut *open).await?;
                     return commit(open).await.map(|()| Attempted::All);
                 }
