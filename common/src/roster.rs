@@ -436,11 +436,6 @@ pub(crate) fn held_permits_in(document: &Document) -> Vec<String> {
     document.get_array("held_permits").into_iter().flatten().filter_map(Bson::as_str).map(str::to_owned).collect()
 }
 
-/// The number of free slots in a roster document, for display: 0 if the worker is not available.
-pub fn free_slots(document: &Document) -> i64 {
-    offered_in(document).slots.into()
-}
-
 /// The number of slots that a worker's own roster document offers to the recruiter.
 pub(crate) fn offered_in(document: &Document) -> Offered {
     let slots = integer(document.get("free")).filter(|_| document.get_bool("available").unwrap_or(false));

@@ -43,7 +43,7 @@ pub use crate::{
     },
     roster::{
         Assignment, AvailableWorker, ClassSlots, Offered, PermitHolder, Permits, ProcessIdentity, RegisteredWorker, Request, Wanted,
-        WorkOn, free_slots, free_slots_of,
+        WorkOn, free_slots_of,
     },
     schedules::{definition::id_of_slot, runs::Advance},
 };

@@ -40,15 +40,7 @@ impl GuardedWrite for Progress {
 }
 
 impl Store {
-    /// Records item outcomes of started bundles, in batches of limited size. Returns for each bundle, in order, whether they were
-    /// recorded.
-    ///
-    /// Index: `_id`. Invariant: I9, a refused outcome does not stop the others.
-    pub async fn record_items(&self, batch: &[Progress]) -> Result<Vec<Recorded>, StoreError> {
-        self.finish(&mut CommitSession::default(), batch).await
-    }
-
-    /// The same for one batch of allowed size.
+    /// Records item outcomes of started bundles: one batch of allowed size. Returns for each bundle, in order, whether they were recorded.
     ///
     /// Filter: id, locked, this start. Update: one command for all, acknowledged by a majority.
     /// Index: `_id`. Invariant: I3, only the latest start records an item; harmless to repeat.

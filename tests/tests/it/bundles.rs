@@ -14,7 +14,7 @@ use recruiter_common::{
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
     job::bundle::is_pending,
-    store::{Progress, Recorded, Store},
+    store::{CommitSession, Progress, Recorded, Store},
 };
 use recruiter_tests::{
     factory::{again, insert_unvalidated, minimal_job, started},
@@ -419,7 +419,7 @@ async fn an_outcome_that_mongodb_refuses_is_pending_to_the_end() {
     let held = started(&store, WorkerId::new(), &jobs).await;
     let deep = (0..250).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));
     let batch = [Progress::whole(held[0].1, &[deep]), Progress::whole(held[1].1, &["done".into()])];
-    assert_eq!(store.record_items(&batch).await.unwrap(), [Recorded::Yes; 2], "their claims hold");
+    assert_eq!(store.finish(&mut CommitSession::default(), &batch).await.unwrap(), [Recorded::Yes; 2], "their claims hold");
     assert_eq!(raw_outcomes(&database, held[0].0.id).await.unwrap(), []);
     assert_eq!(raw_outcomes(&database, held[1].0.id).await.unwrap(), ["done".into()]);
 }
