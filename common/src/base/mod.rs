@@ -16,6 +16,7 @@ pub mod text;
 pub mod topics;
 #[cfg(feature = "opentelemetry")]
 pub mod traces;
+mod words;
 
 pub(crate) use self::{
     clock::Uptime,
@@ -28,4 +29,5 @@ pub(crate) use self::{
     telemetry::{causes, chain, of_bson},
     text::{apart, briefly_apart, in_words, moment, printable},
     topics::{InvalidTopic, Pattern},
+    words::words,
 };

@@ -1,7 +1,7 @@
 //! The state of a job: waiting, started (locked ahead or running), or archived.
 
 use super::{Claim, FinishReason, Job};
-use crate::base::{Instant, WorkerId};
+use crate::base::{Instant, WorkerId, words};
 
 /// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,47 +16,34 @@ pub enum JobState {
     Archived { why: FinishReason },
 }
 
-/// The state of a job in one word: as the lists show it, and as their filters take it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(not(feature = "protocol"), non_exhaustive)]
-pub enum Stage {
-    /// It waits for the ends of other jobs.
-    Waits,
-    /// Its date is in the future.
-    Postponed,
-    /// It is due.
-    Queued,
-    /// It is locked: it runs, or is locked ahead.
-    Running,
-    /// It is locked, and its cancellation is requested.
-    Cancelling,
-    /// It has ended with success.
-    Done,
-    /// It was cancelled.
-    Cancelled,
-    /// It has failed for the last time.
-    Failed,
+words! {
+    /// The state of a job in one word: as the lists show it, and as their filters take it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[cfg_attr(not(feature = "protocol"), non_exhaustive)]
+    pub enum Stage {
+        /// It waits for the ends of other jobs.
+        Waits = "waits",
+        /// Its date is in the future.
+        Postponed = "postponed",
+        /// It is due.
+        Queued = "queued",
+        /// It is locked: it runs, or is locked ahead.
+        Running = "running",
+        /// It is locked, and its cancellation is requested.
+        Cancelling = "cancelling",
+        /// It has ended with success.
+        Done = "done",
+        /// It was cancelled.
+        Cancelled = "cancelled",
+        /// It has failed for the last time.
+        Failed = "failed",
+    }
+
+    /// The word.
+    fn word;
 }
 
 impl Stage {
-    /// All stages, in the order of a life.
-    pub const ALL: [Self; 8] =
-        [Self::Waits, Self::Postponed, Self::Queued, Self::Running, Self::Cancelling, Self::Done, Self::Cancelled, Self::Failed];
-
-    /// The word.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Waits => "waits",
-            Self::Postponed => "postponed",
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Cancelling => "cancelling",
-            Self::Done => "done",
-            Self::Cancelled => "cancelled",
-            Self::Failed => "failed",
-        }
-    }
-
     /// Whether the job has ended.
     pub fn is_finished(self) -> bool {
         matches!(self, Self::Done | Self::Cancelled | Self::Failed)

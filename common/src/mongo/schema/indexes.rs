@@ -2,7 +2,7 @@
 
 use bson::{Bson, Document, doc};
 
-use crate::base::DUE_MS;
+use crate::base::{DUE_MS, words};
 
 /// The jobs without a gate. Serves `due_jobs`, `groups`, `waiting_lanes` and `lanes_of`. A start removes the index entry, so the later
 /// delete changes less. The class precedes the dates, so a backlog that no worker can take is never scanned.
@@ -49,41 +49,29 @@ pub(crate) struct Index {
     pub(crate) feature: Option<Feature>,
 }
 
-/// A feature with indexes of its own. Each index of `scheduled` costs every archival some microseconds, whether the job is in the index or
-/// not. So these indexes are made only where jobs use them, and `metadata` notes that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Feature {
-    /// Jobs with unique keys.
-    Unique,
-    /// Jobs with an expiry.
-    Expiry,
-    /// Jobs with limits.
-    Limits,
-    /// Jobs in lines.
-    Lines,
-    /// Jobs that wait for others.
-    Graphs,
-    /// Messages of applications.
-    Messages,
-    /// Files of jobs: without an index, but with collections to list.
-    Files,
-}
-
-impl Feature {
-    pub(crate) const ALL: [Self; 7] = [Self::Unique, Self::Expiry, Self::Limits, Self::Lines, Self::Graphs, Self::Messages, Self::Files];
+words! {
+    /// A feature with indexes of its own. Each index of `scheduled` costs every archival some microseconds, whether the job is in the index or
+    /// not. So these indexes are made only where jobs use them, and `metadata` notes that.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub(crate) enum Feature {
+        /// Jobs with unique keys.
+        Unique = "unique",
+        /// Jobs with an expiry.
+        Expiry = "expiry",
+        /// Jobs with limits.
+        Limits = "limits",
+        /// Jobs in lines.
+        Lines = "lines",
+        /// Jobs that wait for others.
+        Graphs = "graphs",
+        /// Messages of applications.
+        Messages = "messages",
+        /// Files of jobs: without an index, but with collections to list.
+        Files = "files",
+    }
 
     /// The field in `metadata`.
-    pub(crate) fn field(self) -> &'static str {
-        match self {
-            Self::Unique => "unique",
-            Self::Expiry => "expiry",
-            Self::Limits => "limits",
-            Self::Lines => "lines",
-            Self::Graphs => "graphs",
-            Self::Messages => "messages",
-            Self::Files => "files",
-        }
-    }
+    fn field;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,120 +2,68 @@
 
 use std::fmt;
 
-use crate::{base::Instant, roster::PermitHolder};
+use crate::{
+    base::{Instant, words},
+    roster::PermitHolder,
+};
 
-/// Why a job does not run. The names are stable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// It has ended.
-    Finished,
-    /// It runs.
-    Running,
-    /// Its worker seems to be dead. A cleaner ends the execution.
-    DeadWorker,
-    /// A dead worker has the job, or a permit that it needs, and no cleaner ends that.
-    NoCleaner,
-    /// Its document is not a job.
-    Malformed,
-    /// It can no longer be started.
-    Expired,
-    /// It waits for the ends of other jobs.
-    WaitsForJobs,
-    /// It runs once more after the job that has its unique key.
-    WaitsForPredecessor,
-    /// What it waited for has ended. It is due within seconds.
-    ReleasedSoon,
-    /// Its date is in the future.
-    NotDue,
-    /// No recruiter leads.
-    NoRecruiter,
-    /// No running worker takes it.
-    NoWorker,
-    /// The workers that take it do not answer.
-    WorkerSilent,
-    /// An earlier job of its line is not finished.
-    Behind,
-    /// A pause covers it.
-    Paused,
-    /// Its group is in a maintenance window.
-    Maintenance,
-    /// All permits of a resource are held.
-    LimitFull,
-    /// A resource has no limit.
-    LimitUndefined,
-    /// The document of a limit is not valid.
-    LimitInvalid,
-    /// It waits for a rate.
-    Rate,
-    /// No running worker that takes it knows its retry policy.
-    UnknownPolicy,
-    /// All slots are in use.
-    NoFreeSlot,
-    /// A worker has it and starts it next.
-    Assigned,
-    /// Nothing keeps it from being assigned.
-    Assignable,
-}
-
-impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 24] = [
-        Self::Finished,
-        Self::Running,
-        Self::DeadWorker,
-        Self::NoCleaner,
-        Self::Malformed,
-        Self::Expired,
-        Self::WaitsForJobs,
-        Self::WaitsForPredecessor,
-        Self::ReleasedSoon,
-        Self::NotDue,
-        Self::NoRecruiter,
-        Self::NoWorker,
-        Self::WorkerSilent,
-        Self::Behind,
-        Self::Paused,
-        Self::Maintenance,
-        Self::LimitFull,
-        Self::LimitUndefined,
-        Self::LimitInvalid,
-        Self::Rate,
-        Self::UnknownPolicy,
-        Self::NoFreeSlot,
-        Self::Assigned,
-        Self::Assignable,
-    ];
+words! {
+    /// Why a job does not run. The names are stable.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum Reason {
+        /// It has ended.
+        Finished = "finished",
+        /// It runs.
+        Running = "running",
+        /// Its worker seems to be dead. A cleaner ends the execution.
+        DeadWorker = "dead-worker",
+        /// A dead worker has the job, or a permit that it needs, and no cleaner ends that.
+        NoCleaner = "no-cleaner",
+        /// Its document is not a job.
+        Malformed = "malformed",
+        /// It can no longer be started.
+        Expired = "expired",
+        /// It waits for the ends of other jobs.
+        WaitsForJobs = "waits-for-jobs",
+        /// It runs once more after the job that has its unique key.
+        WaitsForPredecessor = "waits-for-predecessor",
+        /// What it waited for has ended. It is due within seconds.
+        ReleasedSoon = "released-soon",
+        /// Its date is in the future.
+        NotDue = "not-due",
+        /// No recruiter leads.
+        NoRecruiter = "no-recruiter",
+        /// No running worker takes it.
+        NoWorker = "no-worker",
+        /// The workers that take it do not answer.
+        WorkerSilent = "worker-silent",
+        /// An earlier job of its line is not finished.
+        Behind = "behind",
+        /// A pause covers it.
+        Paused = "paused",
+        /// Its group is in a maintenance window.
+        Maintenance = "maintenance",
+        /// All permits of a resource are held.
+        LimitFull = "limit-full",
+        /// A resource has no limit.
+        LimitUndefined = "limit-undefined",
+        /// The document of a limit is not valid.
+        LimitInvalid = "limit-invalid",
+        /// It waits for a rate.
+        Rate = "rate",
+        /// No running worker that takes it knows its retry policy.
+        UnknownPolicy = "unknown-policy",
+        /// All slots are in use.
+        NoFreeSlot = "no-free-slot",
+        /// A worker has it and starts it next.
+        Assigned = "assigned",
+        /// Nothing keeps it from being assigned.
+        Assignable = "assignable",
+    }
 
     /// The name, for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Finished => "finished",
-            Self::Running => "running",
-            Self::DeadWorker => "dead-worker",
-            Self::NoCleaner => "no-cleaner",
-            Self::Malformed => "malformed",
-            Self::Expired => "expired",
-            Self::WaitsForJobs => "waits-for-jobs",
-            Self::WaitsForPredecessor => "waits-for-predecessor",
-            Self::ReleasedSoon => "released-soon",
-            Self::NotDue => "not-due",
-            Self::NoRecruiter => "no-recruiter",
-            Self::NoWorker => "no-worker",
-            Self::WorkerSilent => "worker-silent",
-            Self::Behind => "behind",
-            Self::Paused => "paused",
-            Self::Maintenance => "maintenance",
-            Self::LimitFull => "limit-full",
-            Self::LimitUndefined => "limit-undefined",
-            Self::LimitInvalid => "limit-invalid",
-            Self::Rate => "rate",
-            Self::UnknownPolicy => "unknown-policy",
-            Self::NoFreeSlot => "no-free-slot",
-            Self::Assigned => "assigned",
-            Self::Assignable => "assignable",
-        }
-    }
+    fn name;
 }
 
 impl fmt::Display for Reason {
