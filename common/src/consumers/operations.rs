@@ -121,17 +121,16 @@ impl Store {
         let counts = doc! { "forwarded": count, "skipped": skipped };
         let update = doc! { "$set": { "position": to }, "$inc": counts, "$unset": { "problem": "" } };
         let command = doc! { "update": self.consumers.name(), "updates": [{ "q": as_read, "u": update }] };
-        let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
-        let sent = jobs.clone();
-        let forwarded = self.transaction("forward_messages", session, move |open| {
-            let (database, scheduled, jobs, command) = (database.clone(), scheduled.clone(), sent.clone(), command.clone());
+        let jobs = Arc::<[Document]>::from(jobs);
+        let with = (self.clone(), jobs.clone(), command);
+        let forwarded = self.transaction("forward_messages", session, with, |open, (store, jobs, command)| {
             async move {
-                if write_in(open, &database, command).await? != 1 {
+                if write_in(open, &store.database, command).await? != 1 {
                     open.abort_transaction().await?;
                     return Ok(false);
                 }
                 if !jobs.is_empty() {
-                    scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
+                    store.scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
                 }
                 commit(open).await.map(|()| true)
             }

@@ -340,9 +340,8 @@ impl Store {
     /// All reads are in the same causally consistent session: they see at least the state that the transaction saw, even after a
     /// failover.
     async fn archive_all_or_none(&self, session: &mut CommitSession, batch: &[Archival]) -> Result<Attempted, StoreError> {
-        let (store, ends): (Self, Arc<[Archival]>) = (self.clone(), batch.into());
-        self.transaction("archive", session, move |open| {
-            let (store, ends) = (store.clone(), ends.clone());
+        let with = (self.clone(), Arc::<[Archival]>::from(batch));
+        self.transaction("archive", session, with, |open, (store, ends)| {
             async move {
                 let (guarded, earlier) = (filter_of(&ends), archived_before(&ends));
                 let deleted = store.scheduled.delete_many(guarded.clone()).session(&mut *open).await?.deleted_count;

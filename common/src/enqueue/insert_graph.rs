@@ -33,10 +33,9 @@ impl Store {
     ///
     /// One transaction at majority. Index: `_id`. Invariant: I1, and the graph is inserted whole or not at all.
     pub(crate) async fn insert_graph(&self, jobs: Vec<Document>, parents: Vec<JobId>) -> Result<Inserted, StoreError> {
-        let (store, jobs, parents): (_, Arc<[Document]>, Arc<[JobId]>) = (self.clone(), jobs.into(), parents.into());
-        let (sent, mut session) = (jobs.clone(), CommitSession::default());
-        let inserted = self.transaction("insert_graph", &mut session, move |open| {
-            let (store, jobs, parents) = (store.clone(), sent.clone(), parents.clone());
+        let (jobs, parents): (Arc<[Document]>, Arc<[JobId]>) = (jobs.into(), parents.into());
+        let (with, mut session) = ((self.clone(), jobs.clone(), parents), CommitSession::default());
+        let inserted = self.transaction("insert_graph", &mut session, with, |open, (store, jobs, parents)| {
             async move {
                 let inserted = store.insert_graph_into(open, &jobs, &parents).await?;
                 match inserted {

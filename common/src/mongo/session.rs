@@ -1,7 +1,5 @@
 //! Transactions: their sessions, and the only code that repeats a transaction.
 
-use std::sync::Arc;
-
 use bson::Document;
 use futures_util::future::BoxFuture;
 use mongodb::{
@@ -73,25 +71,26 @@ impl Store {
         }
     }
 
-    /// Runs one transaction. `body` makes its writes and ends it, by [`commit`] or by an abort. After an abort it may continue to read
-    /// in the same session, causally consistent.
+    /// Runs one transaction. `body` gets a clone of `with`, makes its writes and ends it, by [`commit`] or by an abort. After an abort it may
+    /// continue to read in the same session, causally consistent.
     ///
     /// The transaction is repeated a few times while MongoDB labels its error as transient. Therefore `body` must be harmless to repeat.
     /// When a call gets no reply, the session is not used again.
-    pub(crate) async fn transaction<T, F>(&self, operation: &'static str, session: &mut CommitSession, body: F) -> Result<T, StoreError>
-    where
-        T: Send + 'static,
-        F: for<'s> Fn(&'s mut ClientSession) -> BoxFuture<'s, Result<T, Error>> + Send + Sync + 'static,
-    {
-        let body = Arc::new(body);
+    pub(crate) async fn transaction<T: Send + 'static, W: Clone + Send + 'static>(
+        &self,
+        operation: &'static str,
+        session: &mut CommitSession,
+        with: W,
+        body: for<'s> fn(&'s mut ClientSession, W) -> BoxFuture<'s, Result<T, Error>>,
+    ) -> Result<T, StoreError> {
         let mut tries = 0;
         loop {
             let mut open = self.take_session(session).await?;
             *session = CommitSession { session: Session::GivenUp(open.id().clone()), may_hold_jobs: true };
-            let body = Arc::clone(&body);
+            let with = with.clone();
             let (open, outcome) = call(operation, async move {
                 let outcome = match open.start_transaction().await {
-                    Ok(()) => body(&mut open).await,
+                    Ok(()) => body(&mut open, with).await,
                     Err(error) => Err(error),
                 };
                 if outcome.is_err() {

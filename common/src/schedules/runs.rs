@@ -128,18 +128,16 @@ impl Store {
     /// nothing. Harmless to repeat: after an unknown outcome it matches nothing.
     /// Loses when another leader has handled these slots, or a definition has changed.
     pub async fn advance_with_jobs(&self, session: &mut CommitSession, batch: &[Advance], jobs: Vec<Document>) -> Result<bool, StoreError> {
-        let (database, scheduled, jobs) = (self.database.clone(), self.scheduled.clone(), Arc::<[Document]>::from(jobs));
-        let statements: Vec<Document> = batch.iter().map(statement_of).collect();
-        let (count, schedulers, sent) = (batch.len(), self.schedulers.name().to_owned(), jobs.clone());
-        let inserted = self.transaction("advance_with_jobs", session, move |open| {
-            let (database, scheduled, jobs) = (database.clone(), scheduled.clone(), sent.clone());
-            let command = doc! { "update": &schedulers, "updates": statements.clone() };
+        let (count, jobs) = (batch.len(), Arc::<[Document]>::from(jobs));
+        let command = doc! { "update": self.schedulers.name(), "updates": batch.iter().map(statement_of).collect::<Vec<_>>() };
+        let with = (self.clone(), jobs.clone(), command, count);
+        let inserted = self.transaction("advance_with_jobs", session, with, |open, (store, jobs, command, count)| {
             async move {
-                if write_in(open, &database, command).await? != count {
+                if write_in(open, &store.database, command).await? != count {
                     open.abort_transaction().await?;
                     return Ok(false);
                 }
-                scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
+                store.scheduled.insert_many(jobs.iter()).session(&mut *open).await?;
                 commit(open).await.map(|()| true)
             }
             .boxed()

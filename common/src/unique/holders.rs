@@ -190,9 +190,8 @@ impl Store {
     ///
     /// One transaction with the key and the job. Index: `_id`. Invariant: I1; of the jobs with one key only one is inserted in a period.
     pub(crate) async fn insert_for_period(&self, key: &str, until: Instant, job: Document) -> Result<Option<JobId>, StoreError> {
-        let (store, key, sent, mut session) = (self.clone(), key.to_owned(), job.clone(), CommitSession::default());
-        let holder = self.transaction("insert_for_period", &mut session, move |open| {
-            let (store, key, job) = (store.clone(), key.clone(), sent.clone());
+        let (with, mut session) = ((self.clone(), key.to_owned(), until, job.clone()), CommitSession::default());
+        let holder = self.transaction("insert_for_period", &mut session, with, |open, (store, key, until, job)| {
             async move {
                 if let Some(holder) = store.insert_for_period_in(&mut *open, &key, until, job).await? {
                     open.abort_transaction().await?;

@@ -220,10 +220,8 @@ impl Store {
         batch: &[Retrial],
         note: Option<RetryNote>,
     ) -> Result<Attempted, StoreError> {
-        let (database, scheduled, archived) = (self.database.clone(), self.scheduled.clone(), self.archived.clone());
-        let batch: Arc<[Retrial]> = batch.into();
-        self.transaction("retry_if_archived", session, move |open| {
-            let (database, scheduled, archived, batch) = (database.clone(), scheduled.clone(), archived.clone(), batch.clone());
+        let with = (self.clone(), Arc::<[Retrial]>::from(batch), note);
+        self.transaction("retry_if_archived", session, with, |open, (store, batch, note)| {
             async move {
                 let statement = |retrial: &Retrial| {
                     let as_read = doc! { "_id": retrial.job, "retried_as": retrial.retried_as.clone() };
@@ -235,14 +233,15 @@ impl Store {
                 // The last portion removes the note.
                 let updates: Vec<Document> = note.map(touch).into_iter().chain(batch.iter().map(statement)).collect();
                 let expected = updates.len();
-                let command = doc! { "update": archived.name(), "updates": updates };
-                if write_in(open, &database, command).await? == expected {
-                    scheduled.insert_many(batch.iter().map(|retrial| &*retrial.document)).session(&mut *open).await?;
+                let command = doc! { "update": store.archived.name(), "updates": updates };
+                if write_in(open, &store.database, command).await? == expected {
+                    store.scheduled.insert_many(batch.iter().map(|retrial| &*retrial.document)).session(&mut *open).await?;
                     return commit(open).await.map(|()| Attempted::All);
                 }
                 open.abort_transaction().await?;
                 let ids: Vec<JobId> = batch.iter().map(|retrial| retrial.job).collect();
-                let mut found = archived
+                let mut found = store
+                    .archived
                     .clone_with_type::<RawDocumentBuf>()
                     .find(doc! { "_id": { "$in": ids } })
                     .projection(doc! { "retried_as": 1 })
