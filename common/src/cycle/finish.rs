@@ -238,7 +238,7 @@ impl Store {
             Ok(Recorded::Yes)
         }
         .await;
-        written.map_err(|source| StoreError::Mongo { operation, source: source.into() })
+        written.map_err(StoreError::of(operation))
     }
 
     /// Moves jobs from `scheduled` to `archived`, and deletes those of which nothing is kept. Returns for each job, in order, whether it

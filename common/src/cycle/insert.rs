@@ -110,7 +110,7 @@ impl Store {
             Ok(known)
         }
         .await;
-        inserted.map_err(|source| StoreError::Mongo { operation, source: source.into() })
+        inserted.map_err(StoreError::of(operation))
     }
 
     /// Those of these ids that are scheduled or archived, in the caller's transaction.

@@ -82,7 +82,7 @@ impl Store {
         let operation = "insert_graph_in";
         require_transaction(session, operation).await?;
         let inserted = self.insert_graph_into(session, &jobs, &parents).await;
-        inserted.map_err(|source| StoreError::Mongo { operation, source: source.into() })
+        inserted.map_err(StoreError::of(operation))
     }
 
     async fn insert_graph_into(&self, session: &mut ClientSession, jobs: &[Document], parents: &[JobId]) -> Result<Inserted, Error> {

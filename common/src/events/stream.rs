@@ -186,7 +186,7 @@ impl Reader {
     async fn read(&mut self) -> Result<(), StoreError> {
         let mut cursor = self.store.tail_events(self.from, RingPart::Events).await?;
         while let Ok(read) = tokio::time::timeout(REOPEN_AFTER, cursor.try_next()).await {
-            let Some(document) = read.map_err(StoreError::of_tail)? else { break };
+            let Some(document) = read.map_err(StoreError::of("tail"))? else { break };
             let document = Document::try_from(&*document).unwrap_or_default();
             let at = document.get_timestamp("at").ok();
             for received in self.understood(document) {

@@ -298,7 +298,7 @@ impl Reader {
                 tracing::debug!("MongoDB has not replied for a minute; reading the messages with a new cursor");
                 return Ok(());
             };
-            let Some(event) = read.map_err(StoreError::of_messages)? else {
+            let Some(event) = read.map_err(StoreError::of("read_messages"))? else {
                 // The position follows the oplog while there are no messages.
                 if let Some(token) = stream.resume_token() {
                     self.tell_idle(&token);

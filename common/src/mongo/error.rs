@@ -123,6 +123,16 @@ const UNKNOWN_HINT: &str = "hint provided does not correspond";
 const TRANSACTION_IS_OPEN: &str = "transaction already in progress";
 
 impl StoreError {
+    /// Makes the driver's errors into those of this operation.
+    pub(crate) fn of(operation: &'static str) -> impl Fn(Error) -> Self + Copy {
+        move |source| Self::Mongo { operation, source: source.into() }
+    }
+
+    /// MongoDB's code of the first refusal.
+    pub(crate) fn code(&self) -> Option<i32> {
+        if let Self::Mongo { source, .. } = self { code_of(source) } else { None }
+    }
+
     /// Whether the same call can succeed later without any change: the cause is the connection or the server, not the
     /// documents or arguments of the call.
     pub fn is_transient(&self) -> bool {
@@ -135,22 +145,12 @@ impl StoreError {
 
     /// Whether a unique index already contains a key of the document.
     pub(crate) fn is_duplicate(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::DUPLICATE_KEY))
-    }
-
-    /// The error of a tailing cursor.
-    pub(crate) fn of_tail(source: Error) -> Self {
-        Self::Mongo { operation: "tail", source: source.into() }
+        self.code() == Some(code::DUPLICATE_KEY)
     }
 
     /// Whether a tailing cursor has fallen so far behind that documents were overwritten before it read them.
     pub(crate) fn is_position_lost(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::CAPPED_POSITION_LOST))
-    }
-
-    /// The error of a change stream over messages.
-    pub(crate) fn of_messages(source: Error) -> Self {
-        Self::Mongo { operation: "read_messages", source: source.into() }
+        self.code() == Some(code::CAPPED_POSITION_LOST)
     }
 
     /// Whether MongoDB has refused a command, and not because its primary changes.
@@ -161,32 +161,32 @@ impl StoreError {
 
     /// Whether MongoDB has refused a read for now: it took too long, was interrupted, or a majority is not known yet.
     pub fn is_temporary(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::TEMPORARY.contains(&code)))
+        self.code().is_some_and(|code| code::TEMPORARY.contains(&code))
     }
 
     /// Whether MongoDB has ended a read in the middle. The same read may succeed at once.
     pub(crate) fn is_cursor_lost(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::CURSOR_LOST.contains(&code)))
+        self.code().is_some_and(|code| code::CURSOR_LOST.contains(&code))
     }
 
     /// Whether MongoDB no longer holds the history from which a change stream was to continue.
     pub(crate) fn is_history_lost(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if matches!(code_of(source), Some(code::CHANGE_STREAM_HISTORY_LOST | code::CHANGE_STREAM_FATAL)))
+        matches!(self.code(), Some(code::CHANGE_STREAM_HISTORY_LOST | code::CHANGE_STREAM_FATAL))
     }
 
     /// Whether MongoDB aborted a read because it took too long.
     pub fn is_too_slow(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::MAX_TIME_EXPIRED))
+        self.code() == Some(code::MAX_TIME_EXPIRED)
     }
 
     /// Whether the MongoDB user lacks the permission for the operation.
     pub fn is_unauthorized(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source) == Some(code::UNAUTHORIZED))
+        self.code() == Some(code::UNAUTHORIZED)
     }
 
     /// Whether MongoDB refuses an index because of the other indexes of the collection.
     pub(crate) fn is_index_refused(&self) -> bool {
-        matches!(self, Self::Mongo { source, .. } if code_of(source).is_some_and(|code| code::INDEX_REFUSED.contains(&code)))
+        self.code().is_some_and(|code| code::INDEX_REFUSED.contains(&code))
     }
 
     /// Whether a query names an index that does not exist.

@@ -103,7 +103,7 @@ impl Store {
             *session = CommitSession { session: Session::Open(open), may_hold_jobs: outcome.is_err() };
             match outcome {
                 Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => tries += 1,
-                outcome => return outcome.map_err(|source| StoreError::Mongo { operation, source: source.into() }),
+                outcome => return outcome.map_err(StoreError::of(operation)),
             }
         }
     }

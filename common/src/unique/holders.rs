@@ -183,7 +183,7 @@ impl Store {
             return Ok(self.write(operation, command).await? == 1);
         };
         let met = write_in(session, &self.database, command).await;
-        Ok(met.map_err(|source| StoreError::Mongo { operation, source: source.into() })? == 1)
+        Ok(met.map_err(StoreError::of(operation))? == 1)
     }
 
     /// Inserts a job whose key is taken for a period. Returns the job that has the key, if that is another one; nothing is inserted then.
@@ -276,7 +276,7 @@ impl Store {
                     );
                 }
             }
-            met_by(&reply).map_err(|source| StoreError::Mongo { operation: "release_successors", source: source.into() })?;
+            met_by(&reply).map_err(StoreError::of("release_successors"))?;
             released += reply.get_i32("nModified").ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
         }
         if released > 0 {

@@ -92,7 +92,7 @@ async fn hear_once(store: &Store) -> Result<(), StoreError> {
     store.waiters().state().hears = true;
     // Jobs may have ended before the cursor was open.
     store.waiters().arrived.notify_one();
-    while let Some(document) = cursor.try_next().await.map_err(StoreError::of_tail)? {
+    while let Some(document) = cursor.try_next().await.map_err(StoreError::of("tail"))? {
         let Ok(ended) = document.get_array("ended") else { continue };
         for job in ended.into_iter().flatten().filter_map(|id| id.as_object_id()) {
             store.waiters().wake(job.into());

@@ -14,7 +14,6 @@ use crate::{
     mongo::{
         Client,
         channel::Channel,
-        code_of,
         error::{StoreError, code::NAMESPACE_EXISTS},
     },
 };
@@ -102,7 +101,7 @@ async fn make(client: &Client, name: &str, options: Document) -> Result<(), Stor
     let mut command = doc! { "create": client.named(name) };
     command.extend(options);
     match run(client, "create_collection", "", command).await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_EXISTS) => Ok(()),
+        Err(error) if error.code() == Some(NAMESPACE_EXISTS) => Ok(()),
         other => other,
     }
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     base::chain,
     mongo::{
-        CALL_LIMIT, Client, StandIn, code_of,
+        CALL_LIMIT, Client, StandIn,
         error::{
             StoreError,
             code::{INDEX_KEY_SPECS_CONFLICT, INDEX_NOT_FOUND, NAMESPACE_NOT_FOUND},
@@ -170,7 +170,7 @@ async fn indexes_of(client: &Client, collection: &'static str) -> Result<Vec<Doc
         async move { database.run_cursor_command(doc! { "listIndexes": collection }).await?.readable().await }
     });
     match listed.await {
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(NAMESPACE_NOT_FOUND) => Ok(Vec::new()),
+        Err(error) if error.code() == Some(NAMESPACE_NOT_FOUND) => Ok(Vec::new()),
         other => other,
     }
 }
@@ -183,7 +183,7 @@ async fn create_index(client: &Client, index: &Index) -> Result<(), StoreError> 
     match run(client, "create_index", "", command.clone()).await {
         // Another process has just created it with other keys. It is replaced: of two releases, the older one keeps the
         // index of the newer schema version.
-        Err(StoreError::Mongo { source, .. }) if code_of(&source) == Some(INDEX_KEY_SPECS_CONFLICT) => {
+        Err(error) if error.code() == Some(INDEX_KEY_SPECS_CONFLICT) => {
             drop_index(client, index.collection, index.name).await?;
             run(client, "create_index", "", command).await
         }
@@ -204,7 +204,7 @@ async fn create_index(client: &Client, index: &Index) -> Result<(), StoreError> 
 async fn drop_index(client: &Client, collection: &str, name: &str) -> Result<(), StoreError> {
     match run(client, "drop_index", "", doc! { "dropIndexes": client.named(collection), "index": name }).await {
         // Another process has dropped it.
-        Err(StoreError::Mongo { source, .. }) if matches!(code_of(&source), Some(INDEX_NOT_FOUND | NAMESPACE_NOT_FOUND)) => Ok(()),
+        Err(error) if matches!(error.code(), Some(INDEX_NOT_FOUND | NAMESPACE_NOT_FOUND)) => Ok(()),
         other => other,
     }
 }
