@@ -23,7 +23,7 @@ use mongodb::{
 };
 
 use crate::{
-    base::{Instant, JobId, LeaseTerm, RoundId, Uptime, WorkerId},
+    base::{Instant, JobId, LeaseTerm, RoundId, Uptime, WorkerId, integer},
     limits::cells::any_cell,
     mongo::{Channel, Store, StoreError, any_worker, call, schema},
     roster,
@@ -170,7 +170,7 @@ impl Store {
                 .await
         })
         .await?;
-        let workers = counted.and_then(|counted| crate::base::numbers::integer(roster::legible(&counted).get("workers"))).unwrap_or(1);
+        let workers = counted.and_then(|counted| integer(roster::legible(&counted).get("workers"))).unwrap_or(1);
         let channel = Channel(u32::try_from((workers - 1).rem_euclid(channels)).unwrap_or(0));
         schema::ensure_channel(self, channel).await?;
         Ok(channel)
@@ -186,9 +186,7 @@ impl Store {
             others.batch_size(10_000).await?.try_collect().await
         })
         .await?;
-        let number = |found: &RawDocumentBuf| {
-            crate::base::numbers::integer(roster::legible(found).get("channel")).and_then(|number| u32::try_from(number).ok())
-        };
+        let number = |found: &RawDocumentBuf| integer(roster::legible(found).get("channel")).and_then(|number| u32::try_from(number).ok());
         Ok(found.iter().filter_map(number).map(Channel).chain([Channel::default()]).collect())
     }
 
@@ -380,7 +378,7 @@ impl Store {
     ///
     /// Filter: id, not available. Index: `_id`. Invariant: I7.
     async fn assignment_at(&self, worker: WorkerId, concern: ReadConcern) -> Result<Option<roster::Assignment>, StoreError> {
-        let roster = self.roster.clone_with_type::<RawDocumentBuf>();
+        let roster = self.roster_as_it_is();
         let found = call("assignment", async move {
             roster
                 .find_one(doc! { "_id": worker, "available": false })

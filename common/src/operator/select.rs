@@ -232,7 +232,7 @@ impl JobFilter {
         if let Some(text) = &self.message {
             all.push(doc! { "last_execution.message": { "$regex": literally(text), "$options": "i" } });
         }
-        if let Some(period) = between(self.since.map(date), self.until.map(date)) {
+        if let Some(period) = between(self.since.map(Bson::from), self.until.map(Bson::from)) {
             if archived {
                 all.push(doc! { "last_execution.ended_at": period });
             } else {
@@ -275,7 +275,7 @@ fn has_failed() -> Document {
 
 /// The condition of a stage, as [`Stage::of`] decides it.
 fn is_in(stage: Stage, now: Instant) -> Document {
-    let (now, is_requested) = (date(now), doc! { "$type": "date" });
+    let is_requested = doc! { "$type": "date" };
     let waits = || vec![doc! { "waiting": true }, doc! { "unique_after": { "$gte": "" } }];
     match stage {
         Stage::Waits => doc! { "locked": false, "$or": waits() },
@@ -302,10 +302,6 @@ fn between(since: Option<Bson>, until: Option<Bson>) -> Option<Document> {
     period.extend(since.map(|since| ("$gte".to_owned(), since)));
     period.extend(until.map(|until| ("$lt".to_owned(), until)));
     (!period.is_empty()).then_some(period)
-}
-
-fn date(at: Instant) -> Bson {
-    Bson::DateTime(bson::DateTime::from_chrono(at))
 }
 
 /// The smallest id of the first whole second at or after this instant.
