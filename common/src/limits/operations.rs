@@ -2,9 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use bson::{Bson, Document};
+
 use super::{
     AGEING, GroupSettings, InvalidSetting, Limit, MaintenanceWindow, Pause, Paused, WEIGHTS, backlogs::check_most_waiting, check_group,
-    check_limit, check_limit_name,
+    check_limit, check_limit_name, settings::window_to_document,
 };
 use crate::{
     base::check_trimmed_name,
@@ -117,7 +119,7 @@ impl Groups {
         if let Some(weight) = weight.filter(|weight| !WEIGHTS.contains(weight)) {
             return Err(InvalidSetting(format!("a weight must be from {} to {}, not {weight}", WEIGHTS.start(), WEIGHTS.end())).into());
         }
-        Ok(self.0.put_weight(group, weight).await?)
+        Ok(self.0.put_of_group(group, "weight", weight.map(Bson::from)).await?)
     }
 
     /// Sets the ageing of a group; `None` removes it. A job that has waited for N times this time counts as N priorities higher, up to the
@@ -130,7 +132,8 @@ impl Groups {
         if ageing.is_some_and(|ageing| !AGEING.contains(&ageing)) {
             return Err(InvalidSetting("the time of an ageing must be from 10ms to 366days".into()).into());
         }
-        Ok(self.0.put_ageing(group, ageing).await?)
+        let ms = ageing.map(|ageing| i64::try_from(ageing.as_millis()).unwrap_or(i64::MAX));
+        Ok(self.0.put_of_group(group, "ageing_ms", ms.map(Bson::from)).await?)
     }
 
     /// Sets the maintenance windows of a group, in place of those that it has. No job of the group starts in them; running jobs continue.
@@ -142,7 +145,8 @@ impl Groups {
         if windows.len() > MOST_WINDOWS {
             return Err(InvalidSetting(format!("a group has at most {MOST_WINDOWS} maintenance windows")).into());
         }
-        Ok(self.0.put_maintenance(group, windows).await?)
+        let windows: Vec<Document> = windows.iter().map(window_to_document).collect();
+        Ok(self.0.put_of_group(group, "maintenance", (!windows.is_empty()).then(|| windows.into())).await?)
     }
 
     /// Sets with how many waiting jobs the group accepts no further ones; `None` removes the setting. A further enqueueing call is refused

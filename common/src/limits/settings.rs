@@ -58,18 +58,11 @@ impl Store {
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn put_limit(&self, name: &str, limit: Limit) -> Result<(), StoreError> {
         self.ensure_set_up().await?;
-        let mut update = doc! {};
-        let (mut set, mut unset) = (limit_to_document(limit), Document::new());
-        for field in ["capacity", "rate"] {
-            if !set.contains_key(field) {
-                unset.insert(field, "");
-            }
-        }
+        let mut set = limit_to_document(limit);
+        let missing = ["capacity", "rate"].into_iter().filter(|field| !set.contains_key(field));
+        let unset: Document = missing.map(|field| (field.to_owned(), "".into())).collect();
         set.insert("changed_at", self.now());
-        update.insert("$set", set);
-        if !unset.is_empty() {
-            update.insert("$unset", unset);
-        }
+        let update = doc! { "$set": set, "$unset": unset };
         let (collection, id) = self.limit_document(name);
         call("put_limit", async move { collection.update_one(id, update).upsert(true).await }).await?;
         self.announce_hint(Hint::Settings).await;
@@ -77,33 +70,10 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the weight of a group.
-    ///
-    /// Filter: id. Index: `_id`. Invariant: none.
-    pub(crate) async fn put_weight(&self, group: &str, weight: Option<f64>) -> Result<(), StoreError> {
-        self.put_of_group(group, "weight", weight.map(Bson::from)).await
-    }
-
-    /// Writes the ageing of a group.
-    ///
-    /// Filter: id. Index: `_id`. Invariant: none.
-    pub(crate) async fn put_ageing(&self, group: &str, ageing: Option<Duration>) -> Result<(), StoreError> {
-        let ms = ageing.map(|ageing| i64::try_from(ageing.as_millis()).unwrap_or(i64::MAX));
-        self.put_of_group(group, "ageing_ms", ms.map(Bson::from)).await
-    }
-
-    /// Writes the maintenance windows of a group.
-    ///
-    /// Filter: id. Index: `_id`. Invariant: none.
-    pub(crate) async fn put_maintenance(&self, group: &str, windows: &[MaintenanceWindow]) -> Result<(), StoreError> {
-        let windows: Vec<Document> = windows.iter().map(window_to_document).collect();
-        self.put_of_group(group, "maintenance", (!windows.is_empty()).then(|| windows.into())).await
-    }
-
     /// Writes one setting of a group, or removes it, and notifies the recruiter. Other settings stay as they are.
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
-    async fn put_of_group(&self, group: &str, field: &str, value: Option<Bson>) -> Result<(), StoreError> {
+    pub(super) async fn put_of_group(&self, group: &str, field: &str, value: Option<Bson>) -> Result<(), StoreError> {
         self.ensure_set_up().await?;
         let is_set = value.is_some();
         let change = match value {
@@ -291,7 +261,7 @@ fn group_in(document: &Document) -> Option<GroupSettings> {
     Some(GroupSettings { limit: limit_in(document)?, weight, ageing, maintenance })
 }
 
-fn window_to_document(window: &MaintenanceWindow) -> Document {
+pub(super) fn window_to_document(window: &MaintenanceWindow) -> Document {
     let (from, until, zone) = window.texts();
     let mut document = doc! { "from": from, "until": until, "zone": zone };
     let days = window.days();

@@ -202,15 +202,12 @@ fn statement_of(advance: &Advance) -> Document {
 }
 
 fn update_of(advance: &Advance) -> Document {
-    let mut update = doc! { "$set": { "last_slot": advance.through, "next_run": advance.next_run } };
-    if !advance.runs.is_empty() {
-        update.insert("$push", doc! { "runs": newest(&advance.runs) });
-    }
     let skipped = [("skipped.overlap", advance.overlap), ("skipped.missed", advance.missed)];
     let skipped = skipped.into_iter().filter(|(_, count)| *count > 0).map(|(why, count)| (why.to_owned(), count.into()));
     let skipped: Document = skipped.collect();
-    if !skipped.is_empty() {
-        update.insert("$inc", skipped);
+    let mut update = doc! { "$set": { "last_slot": advance.through, "next_run": advance.next_run }, "$inc": skipped };
+    if !advance.runs.is_empty() {
+        update.insert("$push", doc! { "runs": newest(&advance.runs) });
     }
     update
 }
