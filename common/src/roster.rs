@@ -440,12 +440,9 @@ pub(crate) fn held_permits_in(document: &Document) -> Vec<String> {
 pub(crate) fn offered_in(document: &Document) -> Offered {
     let slots = integer(document.get("free")).filter(|_| document.get_bool("available").unwrap_or(false));
     let slots = slots.and_then(|free| u32::try_from(free).ok()).unwrap_or(0);
-    Offered { slots, class_slots: class_slots_in(document) }
-}
-
-/// How many more jobs a worker accepts of the classes that have a limit. A value that cannot be decoded counts as no limit.
-fn class_slots_in(document: &Document) -> Vec<ClassSlots> {
-    document.get("class_slots").and_then(|slots| bson::deserialize_from_bson(slots.clone()).ok()).unwrap_or_default()
+    // A value that cannot be decoded counts as no limit.
+    let class_slots = document.get("class_slots").and_then(|slots| bson::deserialize_from_bson(slots.clone()).ok()).unwrap_or_default();
+    Offered { slots, class_slots }
 }
 
 /// The number of free slots in a roster document for jobs of this class, for display.

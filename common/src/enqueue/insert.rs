@@ -121,7 +121,9 @@ impl Client {
             let in_backlog = |is_in: &dyn Fn(&NewJob) -> bool| jobs.iter().filter(|job| is_in(job)).count() as u64;
             let (most_waiting, together) = match &done {
                 Err(EnqueueError::BacklogFull { group, most_waiting }) => (*most_waiting, in_backlog(&|job| job.settings.group() == group)),
-                Err(EnqueueError::GateFull { gate, most_waiting, .. }) => (*most_waiting, in_backlog(&|job| job.needs_only(gate))),
+                Err(EnqueueError::GateFull { gate, most_waiting, .. }) => {
+                    (*most_waiting, in_backlog(&|job| job.settings.gate().as_ref() == Some(gate)))
+                }
                 Ok(_) | Err(_) => return done,
             };
             if together > most_waiting || !patience.wait().await {

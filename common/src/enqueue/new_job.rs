@@ -218,11 +218,6 @@ impl NewJob {
         self
     }
 
-    /// Whether this is the gate of the job.
-    pub(super) fn needs_only(&self, gate: &str) -> bool {
-        self.settings.gate().is_some_and(|own| own == gate)
-    }
-
     /// Puts the job into a line: jobs with the same key run one after the other, in the order in which they were enqueued. A job that is
     /// delayed or retried keeps its place, and those behind it wait until it is finished. A job in a line cannot have other limits, except
     /// that of its group.

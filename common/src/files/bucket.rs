@@ -12,7 +12,7 @@ use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploa
 
 use crate::{
     base::{Instant, JobId, of_bson},
-    mongo::{Feature, Readable, Store, StoreError, call, id_of, lossy, schema},
+    mongo::{Feature, Readable, Store, StoreError, call, id_of, lossy},
 };
 
 /// Number of chunks that one command copies: a copy of a large file takes longer than a call may.
@@ -54,13 +54,6 @@ impl Store {
     pub(crate) async fn prepare_files(&self) -> Result<bool, StoreError> {
         let is_new = !self.is_in_use(Feature::Files).await?;
         self.prepare(Feature::Files).await.map(|()| is_new)
-    }
-
-    /// Lists the collections of files as ours, after the first file.
-    ///
-    /// Index: `_id`. Invariant: none, the next start lists them as well.
-    pub(crate) async fn list_bucket(&self) -> Result<(), StoreError> {
-        schema::note(self).await
     }
 
     /// Begins to read the last file of this name; `None` if there is none.

@@ -33,7 +33,7 @@ use tokio_util::compat::{FuturesAsyncReadCompatExt, FuturesAsyncWriteCompatExt};
 
 use crate::{
     base::{Instant, JobId, check_name},
-    mongo::{Client, Store, StoreError},
+    mongo::{Client, Store, StoreError, schema},
 };
 
 /// Maximum time without progress of a transfer.
@@ -102,7 +102,8 @@ impl Client {
         let id = upload.get_ref().id().clone();
         store.delete_files_of(job, |stored, older| stored == name && *older != id).await?;
         if is_first {
-            store.list_bucket().await?;
+            // Lists the bucket's collections as ours. The next start lists them as well.
+            schema::note(&store).await?;
         }
         Ok(JobFile { name: name.into(), bytes, written_at: self.now() })
     }

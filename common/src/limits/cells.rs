@@ -19,7 +19,7 @@ use crate::{
     mongo::{Readable, Store, StoreError, call, readable},
 };
 
-/// The begin of the `_id` of a cell.
+/// The begin of the `_id` of a cell: a text, because documents as ids are counts, which cleaners delete when they are old.
 const CELL: &str = "rate:";
 /// Cells that have passed for this time are deleted.
 const PASSED: TimeDelta = TimeDelta::minutes(10);
@@ -52,11 +52,6 @@ pub struct KeptCells {
     pub fast: FastLimits,
     /// Leaders have kept cells since this instant. `None`: there was no leader before.
     pub since: Option<Instant>,
-}
-
-/// The `_id` of a cell: a text, because documents as ids are counts, which cleaners delete when they are old.
-fn id_of_cell(resource: &str) -> String {
-    format!("{CELL}{resource}")
 }
 
 /// The ids of all kept cells.
@@ -135,7 +130,7 @@ impl Store {
     /// Loses when a later leader has written a cell, or somebody a later term: then the caller's term is over. The next one is later than that.
     pub async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<bool, StoreError> {
         let cells = cells.iter().map(|(resource, cell)| {
-            let of_no_later = doc! { "_id": id_of_cell(resource), "$and": [term.no_later_in("term")] };
+            let of_no_later = doc! { "_id": format!("{CELL}{resource}"), "$and": [term.no_later_in("term")] };
             let mut set = document_of(*cell);
             set.insert("term", term);
             doc! { "q": of_no_later, "u": { "$set": set }, "upsert": true }

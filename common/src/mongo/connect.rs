@@ -649,7 +649,7 @@ async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Re
                             None => tls_problem(&options, &failure).await,
                         };
                         let Some(problem) = problem else {
-                            patience.once_more(last_of(&failure)).await?;
+                            patience.once_more(causes(&failure).pop().unwrap_or_default()).await?;
                             continue;
                         };
                         let give_up = |patience: &Patience, problem| ConnectError::Unusable { hosts: patience.hosts.clone(), problem };
@@ -770,11 +770,6 @@ async fn hello_alone(mut options: ClientOptions) -> Option<Document> {
 
 fn refuses_credentials(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::Authentication { .. }) || code_of(error) == Some(18)
-}
-
-/// The cause of a failed call, without the name of the call.
-fn last_of(error: &StoreError) -> String {
-    causes(error).pop().unwrap_or_default()
 }
 
 /// Checks from these replies that the server can run the protocol.
