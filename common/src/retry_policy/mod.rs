@@ -95,19 +95,13 @@ impl Job {
 
 impl From<Decision> for IfWorkerDies {
     /// The verdict for a crash. If the policy does not retry the job, the job is archived as [`FinishReason::WORKER_DIED`]. The reason that
-    /// the policy gives for an ordinary failure is not used.
+    /// the policy gives for an ordinary failure is not used. A delay longer than [`LONGEST_WAIT`] is cut to it.
     fn from(decision: Decision) -> Self {
         match decision {
-            Decision::RetryAfter(delay) => Self::RetryAfterMs(milliseconds(delay)),
+            Decision::RetryAfter(delay) => Self::RetryAfterMs(i64::try_from(delay.min(LONGEST_WAIT).as_millis()).unwrap_or(i64::MAX)),
             Decision::Archive(_) => Self::Archive(FinishReason::WORKER_DIED),
         }
     }
-}
-
-/// A delay in milliseconds for storing. A longer delay is cut to a hundred years.
-fn milliseconds(delay: Duration) -> i64 {
-    const CENTURY_MS: i64 = 100 * 365 * 24 * 3_600_000;
-    i64::try_from(delay.as_millis()).map_or(CENTURY_MS, |ms| ms.min(CENTURY_MS))
 }
 
 /// Decides when a failed job is retried.
