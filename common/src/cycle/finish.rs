@@ -16,6 +16,7 @@ use crate::{
 };
 use std::{
     collections::{HashMap, HashSet},
+    future::ready,
     sync::Arc,
 };
 
@@ -38,7 +39,7 @@ pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
 /// has a guard.
 pub trait GuardedWrite: Clone + Send + Sync {
     /// Whether the batch is written in a transaction.
-    const NEEDS_SESSION: bool;
+    const NEEDS_SESSION: bool = false;
     /// Whether it ends a start. Without such an entry the job stays locked.
     const IS_END: bool = true;
 
@@ -48,13 +49,16 @@ pub trait GuardedWrite: Clone + Send + Sync {
     /// A reduced form, for an end that MongoDB refuses; `None` if nothing can be left out.
     fn reduced(self) -> Option<Self>;
 
-    /// Handles an end that MongoDB refuses even in its reduced form, for this reason.
+    /// Handles an entry that MongoDB refuses even in its reduced form, for this reason. By default does nothing: the end of the bundle
+    /// contains all outcomes of its items, and the caller gives up notes.
     fn refused(
         self,
-        store: &Store,
-        session: &mut CommitSession,
-        reason: &StoreError,
-    ) -> impl Future<Output = Result<Recorded, StoreError>> + Send;
+        _store: &Store,
+        _session: &mut CommitSession,
+        _reason: &StoreError,
+    ) -> impl Future<Output = Result<Recorded, StoreError>> + Send {
+        ready(Ok(Recorded::Refused))
+    }
 
     /// The job.
     fn job(&self) -> JobId;
@@ -107,8 +111,6 @@ impl GuardedWrite for Archival {
 }
 
 impl GuardedWrite for Rescheduling {
-    const NEEDS_SESSION: bool = false;
-
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
         store.reschedule_if_claimed(batch).await
     }

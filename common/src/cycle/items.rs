@@ -13,7 +13,6 @@ use crate::{
 };
 
 impl GuardedWrite for Progress {
-    const NEEDS_SESSION: bool = false;
     const IS_END: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -23,11 +22,6 @@ impl GuardedWrite for Progress {
     /// An update without outcomes, because the bundle's end contains all of them. It still tests whether the claim holds.
     fn reduced(self) -> Option<Self> {
         (!self.set.is_empty()).then(|| Self { claim: self.claim, set: doc! {} })
-    }
-
-    /// Does nothing: the bundle's end contains all outcomes.
-    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
-        Ok(Recorded::Refused)
     }
 
     fn job(&self) -> JobId {

@@ -10,7 +10,6 @@ use crate::{
 };
 
 impl GuardedWrite for Notes {
-    const NEEDS_SESSION: bool = false;
     const IS_END: bool = false;
 
     async fn write(store: &Store, _session: &mut CommitSession, batch: &[Self]) -> Result<Vec<Recorded>, StoreError> {
@@ -20,11 +19,6 @@ impl GuardedWrite for Notes {
     /// Nothing can be left out: the caller must know that its checkpoint is not stored.
     fn reduced(self) -> Option<Self> {
         None
-    }
-
-    /// Does nothing: the caller gives up these notes.
-    async fn refused(self, _store: &Store, _session: &mut CommitSession, _reason: &StoreError) -> Result<Recorded, StoreError> {
-        Ok(Recorded::Refused)
     }
 
     fn job(&self) -> JobId {
