@@ -249,11 +249,7 @@ impl Schedule {
         if ["cron", "zone", "every_ms"].into_iter().any(differs) {
             set.extend(self.counting_from(name, now));
         }
-        let mut update = doc! { "$inc": { "revision": 1_i64 } };
-        update.extend(
-            [("$set", set), ("$unset", unset)].into_iter().filter(|(_, of)| !of.is_empty()).map(|(on, of)| (on.to_owned(), of.into())),
-        );
-        Some(update)
+        Some(doc! { "$inc": { "revision": 1_i64 }, "$set": set, "$unset": unset })
     }
 }
 
@@ -370,6 +366,6 @@ mod tests {
         let set = other_time.as_ref().and_then(|change| change.get_document("$set").ok()).expect("a change");
         assert_eq!(set.get("last_slot"), Some(&bson::DateTime::from_chrono(later).into()), "old slots of the new interval are not its own");
         let plain = change(&schedule.jitter(Duration::ZERO)).expect("a change");
-        assert_eq!(plain, doc! { "$inc": { "revision": 1_i64 }, "$unset": { "jitter_ms": "" } });
+        assert_eq!(plain, doc! { "$inc": { "revision": 1_i64 }, "$set": {}, "$unset": { "jitter_ms": "" } });
     }
 }
