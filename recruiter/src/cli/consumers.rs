@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::anyhow;
-use clap::{Args, Subcommand, builder::BoolishValueParser};
+use clap::{Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     consumers::{ConsumerError, ConsumerGroup, InvalidConsumer},
     flags::name_of_text,
@@ -36,21 +36,10 @@ Examples:
   recruiter consumers reset billing --since 10m
       get the messages of the last ten minutes again";
 
-/// The arguments of `consumers`.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true)]
-pub(super) struct ConsumersArgs {
-    #[command(subcommand)]
-    command: ConsumersCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum ConsumersCommand {
+pub(super) enum ConsumersCommand {
     /// List consumer groups: their topics, the class of their jobs, and how many messages have become jobs
-    List {
-        #[command(flatten)]
-        format: Format,
-    },
+    List(Format),
     /// Create a consumer group, or change its topics and its job; a known group continues where it is
     #[command(after_help = EXAMPLES)]
     Set {
@@ -98,9 +87,9 @@ fn job_of_text(text: &str) -> Result<Box<JobSpec>, InvalidSpec> {
 ///
 /// # Errors
 /// When an argument is not valid, there is no such group, or MongoDB cannot be used.
-pub(super) async fn run(args: ConsumersArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    match args.command {
-        ConsumersCommand::List { format } => {
+pub(super) async fn run(command: ConsumersCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match command {
+        ConsumersCommand::List(format) => {
             let groups = connected(connect, "recruiter consumers", true).await?.consumers().list().await?;
             Ok(print(out, format, "there is no consumer group", groups.into_iter().map(|(name, group)| Listed::of(name, group)))?)
         }

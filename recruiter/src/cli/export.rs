@@ -3,7 +3,6 @@
 use std::{io::Write, ops::ControlFlow};
 
 use anyhow::{anyhow, bail};
-use clap::Args;
 use recruiter_common::{
     exit::Exit,
     instant::Instant,
@@ -33,21 +32,15 @@ Examples:
   recruiter jobs export --error-class SmtpDown |
       jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";
 
-#[derive(Args, Clone, Debug)]
-pub(super) struct ExportArgs {
-    #[command(flatten)]
-    filter: FilterArgs,
-}
-
 /// Writes the jobs that match.
 ///
 /// # Errors
 /// When the filters contradict each other, MongoDB cannot be used, or a job has no such form. The others are written.
-pub(super) async fn run(args: ExportArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    let given = args.filter.clone().at(Instant::UNIX_EPOCH);
+pub(super) async fn run(args: FilterArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let given = args.clone().at(Instant::UNIX_EPOCH);
     given.whenever().narrowed_to_export().map_err(usage)?;
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
-    let filter = args.filter.at(store.now()).narrowed_to_export().map_err(usage)?;
+    let filter = args.at(store.now()).narrowed_to_export().map_err(usage)?;
     let (mut count, mut without, mut written) = (0_u64, 0_u64, Ok(()));
     let exported = store
         .export_jobs(&filter, |job, line| {

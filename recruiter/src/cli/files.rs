@@ -3,7 +3,7 @@
 use std::{io::Write, os::fd::AsFd as _, path::PathBuf, str::FromStr};
 
 use anyhow::{Context as _, anyhow};
-use clap::{Args, Subcommand, builder::BoolishValueParser};
+use clap::{Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     files::{FileError, JobFile},
     ids::JobId,
@@ -37,16 +37,9 @@ Examples:
 /// Size of the parts in which a file is read.
 const PART: usize = 255 * 1024;
 
-/// The arguments of `files`.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true, after_help = EXAMPLES)]
-pub(super) struct FilesArgs {
-    #[command(subcommand)]
-    command: FilesCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum FilesCommand {
+#[command(after_help = EXAMPLES)]
+pub(super) enum FilesCommand {
     /// List the files of a job
     List {
         /// Id of the job
@@ -135,8 +128,8 @@ pub(super) async fn delete_all(store: &Store, job: JobId, files: &[NewFile]) -> 
 ///
 /// # Errors
 /// When the job or the file does not exist, a local file cannot be used, or MongoDB fails.
-pub(super) async fn run(args: FilesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    match args.command {
+pub(super) async fn run(command: FilesCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match command {
         FilesCommand::List { job, format } => list(&connected(connect, "recruiter files", true).await?, job, format, out).await,
         FilesCommand::Get { job, name, output } => get(&connected(connect, "recruiter files", true).await?, job, &name, output, out).await,
         FilesCommand::Put { job, name, content } => {

@@ -60,16 +60,8 @@ Examples:
   recruiter graph show 65a1b2c3d4e5f60718293a4b --draw dot |
       dot -Tsvg > graph.svg";
 
-/// The arguments of `graph`.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true)]
-pub(super) struct GraphArgs {
-    #[command(subcommand)]
-    command: GraphCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum GraphCommand {
+pub(super) enum GraphCommand {
     /// Enqueue the jobs of a file, all or none, and write the id of the graph
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue {
@@ -111,7 +103,7 @@ enum GraphCommand {
 }
 
 #[derive(Args, Clone, Debug)]
-struct ChangeArgs {
+pub(super) struct ChangeArgs {
     /// Id of the graph
     #[arg(value_parser = graph_of_text)]
     id: GraphId,
@@ -124,7 +116,7 @@ struct ChangeArgs {
 
 /// A language for drawings of graphs.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Language {
+pub(super) enum Language {
     /// Graphviz
     Dot,
     /// Mermaid, which many wikis and code hosts draw
@@ -139,8 +131,8 @@ fn graph_of_text(text: &str) -> Result<GraphId, InvalidSpec> {
 ///
 /// # Errors
 /// When there is no such graph, the file is not a graph, or MongoDB cannot be used.
-pub(super) async fn run(args: GraphArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    match args.command {
+pub(super) async fn run(command: GraphCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match command {
         GraphCommand::Enqueue { file, custom_policy, format } => enqueue(file, custom_policy, format, connect, out).await,
         GraphCommand::Show { id, draw, format } => show(id, draw, format, connect, out).await,
         GraphCommand::Wait { id, timeout, format } => wait(id, timeout, format, connect, out).await,

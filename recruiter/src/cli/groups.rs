@@ -38,17 +38,10 @@ Examples:
   recruiter groups set mail --weight unset
       remove a setting";
 
-/// The arguments of `groups`.
-#[derive(Args, Clone, Debug)]
-pub(super) struct GroupsArgs {
-    #[command(subcommand)]
-    command: GroupsCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum GroupsCommand {
+pub(super) enum GroupsCommand {
     /// List the groups that have settings
-    List(ListArgs),
+    List(Format),
     /// Change the settings of a group
     #[command(after_help = SET_EXAMPLES)]
     Set(SetArgs),
@@ -63,14 +56,8 @@ enum GroupsCommand {
 }
 
 #[derive(Args, Clone, Debug)]
-struct ListArgs {
-    #[command(flatten)]
-    format: Format,
-}
-
-#[derive(Args, Clone, Debug)]
 #[command(group = ArgGroup::new("settings").required(true).multiple(true))]
-struct SetArgs {
+pub(super) struct SetArgs {
     /// Name of the group
     #[arg(value_parser = name_of_text)]
     group: String,
@@ -131,9 +118,9 @@ fn maintenance(text: &str) -> Result<Setting<MaintenanceWindow>, String> {
 ///
 /// # Errors
 /// When a setting is not possible, or MongoDB cannot be used.
-pub(super) async fn run(args: GroupsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    match args.command {
-        GroupsCommand::List(args) => list(args, connect, out).await,
+pub(super) async fn run(command: GroupsCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match command {
+        GroupsCommand::List(format) => list(format, connect, out).await,
         GroupsCommand::Set(args) => set(args, connect, out).await,
         GroupsCommand::Why { group, format } => why::run_for_group(&group, format, connect, out).await,
     }
@@ -196,14 +183,14 @@ impl View for Group {
     }
 }
 
-async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter groups").await?;
     let mut groups = Group::all(&store).await?;
     for group in &mut groups {
         let counted = group.most_waiting.map_or(COUNTED, |most| most.saturating_add(1));
         group.waiting = Some(store.waiting_in(&group.name, counted).await?);
     }
-    Ok(print(out, args.format, "no group has settings", groups)?)
+    Ok(print(out, format, "no group has settings", groups)?)
 }
 
 async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {

@@ -27,7 +27,7 @@ use recruiter_common::{
 use super::{
     change::{self, ALTER_EXAMPLES, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, Intent, NewValues, RETRY_EXAMPLES},
     exit::{or_stopped, usage},
-    export::{self, EXPORT_EXAMPLES, ExportArgs},
+    export::{self, EXPORT_EXAMPLES},
     filter::{FilterArgs, check_reason},
     output::{Format, apart, briefly_apart, moment, printable},
     revise::NewContent,
@@ -46,16 +46,8 @@ Examples:
   recruiter jobs list --group mail --after 65a1b2c3d4e5f60718293a4b
       the next page, after the last job of the previous page";
 
-/// The arguments of `jobs`.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true)]
-pub(super) struct JobsArgs {
-    #[command(subcommand)]
-    command: JobsCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum JobsCommand {
+pub(super) enum JobsCommand {
     /// List jobs, newest first
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
@@ -109,7 +101,7 @@ enum JobsCommand {
     },
     /// Export jobs as lines of JSON that `recruiter enqueue --from` reads
     #[command(after_help = EXPORT_EXAMPLES)]
-    Export(ExportArgs),
+    Export(FilterArgs),
     /// Cancel jobs: archive a waiting job without running it, or stop a running job
     #[command(after_help = CANCEL_EXAMPLES)]
     Cancel(ChangeArgs),
@@ -119,7 +111,7 @@ enum JobsCommand {
 }
 
 #[derive(Args, Clone, Debug)]
-struct ListArgs {
+pub(super) struct ListArgs {
     /// Maximum number of jobs
     #[arg(long, env = "RECRUITER_JOBS_LIMIT", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000), help_heading = "Pages")]
     limit: u16,
@@ -137,15 +129,15 @@ struct ListArgs {
 ///
 /// # Errors
 /// When MongoDB cannot be used, when a job does not exist, or when its state does not allow the change.
-pub(super) async fn run(args: JobsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    let (args, change): (ChangeArgs, Intent) = match args.command {
+pub(super) async fn run(command: JobsCommand, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let (args, change): (ChangeArgs, Intent) = match command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
         JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
         JobsCommand::Why { id, format } => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
         JobsCommand::Wait { id, timeout, format } => {
             return or_stopped(shutdown, super::wait::run(id, timeout, format, connect, out)).await;
         }
-        JobsCommand::Export(args) => return export::run(args, connect, &shutdown, out).await,
+        JobsCommand::Export(filter) => return export::run(filter, connect, &shutdown, out).await,
         JobsCommand::Retry { change, again, content } => (change, Intent::Plain(Change::Retry { again, with: content.revision()?.into() })),
         JobsCommand::Change { values, change } => (change, Intent::NewValues(values)),
         JobsCommand::Cancel(args) => (args, Intent::Plain(Change::Cancel)),

@@ -25,20 +25,10 @@ const HOLDERS: usize = 50;
 /// Maximum number of paused lines shown.
 const LINES: i64 = 1_000;
 
-/// The arguments of `limits`.
-#[derive(Args, Clone, Debug)]
-pub(super) struct LimitsArgs {
-    #[command(subcommand)]
-    command: LimitsCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum LimitsCommand {
+pub(super) enum LimitsCommand {
     /// List the limits, with the number of permits in use
-    List {
-        #[command(flatten)]
-        format: Format,
-    },
+    List(Format),
     /// Show a limit, and the workers and jobs that hold its permits
     Show {
         /// Name of the resource or group, such as printer, customer:17 or @mail
@@ -103,20 +93,13 @@ pub(super) struct ResumeArgs {
     paused: Paused,
 }
 
-/// The arguments of `pauses`.
-#[derive(Args, Clone, Copy, Debug)]
-pub(super) struct PausesArgs {
-    #[command(flatten)]
-    format: Format,
-}
-
 /// Lists, shows, sets or removes limits.
 ///
 /// # Errors
 /// When a name is not valid, or MongoDB cannot be used.
-pub(super) async fn run(args: LimitsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    match args.command {
-        LimitsCommand::List { format } => list(&connected(connect, "recruiter limits", true).await?, format, out).await,
+pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    match command {
+        LimitsCommand::List(format) => list(&connected(connect, "recruiter limits", true).await?, format, out).await,
         LimitsCommand::Show { name, format } => show(&connected(connect, "recruiter limits", true).await?, &name, format, out).await,
         LimitsCommand::Set { name, limit, most_waiting } => {
             check_limit_name(&name).map_err(usage)?;
@@ -318,7 +301,7 @@ struct ListedPause {
 ///
 /// # Errors
 /// When MongoDB cannot be used.
-pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn pauses(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter pauses").await?;
     let Settings { pauses, invalid_pauses, .. } = store.settings().await?;
     for name in &invalid_pauses {
@@ -330,16 +313,16 @@ pub(super) async fn pauses(args: PausesArgs, connect: &ConnectArgs, out: &mut im
     }
     let pauses = pauses.into_iter();
     let pauses: Vec<(Paused, Pause)> = pauses.chain(store.pauses_of_lines(LINES).await?).collect();
-    if pauses.is_empty() && !args.format.json {
+    if pauses.is_empty() && !format.json {
         return Ok(writeln!(out, "nothing is paused")?);
     }
     let count = pauses.len();
     for (paused, pause) in pauses {
         let text = format!("{}: {}", printable(&paused.to_string(), 256), paused_by(&pause, store.now()));
         let Pause { by, reason, at, .. } = pause;
-        line(out, args.format, &ListedPause { paused: paused.to_string(), by, reason, at }, text)?;
+        line(out, format, &ListedPause { paused: paused.to_string(), by, reason, at }, text)?;
     }
-    if !args.format.json && count >= usize::try_from(LINES)? {
+    if !format.json && count >= usize::try_from(LINES)? {
         writeln!(out, "(of the lines, the first {LINES} are shown)")?;
     }
     Ok(())

@@ -159,27 +159,34 @@ enum Command {
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue(Box<enqueue::EnqueueArgs>),
     /// List, show, retry, change, cancel and delete jobs
-    Jobs(Box<jobs::JobsArgs>),
+    #[command(subcommand)]
+    Jobs(Box<jobs::JobsCommand>),
     /// List, get, put and delete the files of jobs, which are too large for a document
-    Files(files::FilesArgs),
+    #[command(subcommand)]
+    Files(files::FilesCommand),
     /// List, set and remove the limits of resources: how many jobs run at a time, how often they start
-    Limits(limits::LimitsArgs),
+    #[command(subcommand)]
+    Limits(limits::LimitsCommand),
     /// Pause everything, a group or a class: its jobs wait, and running jobs continue
     Pause(limits::PauseArgs),
     /// End a pause
     Resume(limits::ResumeArgs),
     /// List what is paused, by whom and why
-    Pauses(limits::PausesArgs),
+    Pauses(output::Format),
     /// List, show, change, run and remove schedules of periodic jobs
-    Schedules(Box<schedules::SchedulesArgs>),
+    #[command(subcommand)]
+    Schedules(Box<schedules::SchedulesCommand>),
     /// Enqueue, show, cancel and retry jobs that wait for each other
-    Graph(graph::GraphArgs),
+    #[command(subcommand)]
+    Graph(graph::GraphCommand),
     /// List and change the settings of groups
-    Groups(groups::GroupsArgs),
+    #[command(subcommand)]
+    Groups(groups::GroupsCommand),
     /// List workers, and show which recruiter leads
-    Roster(roster::RosterArgs),
+    Roster(output::Format),
     /// Quiet, resume and stop workers, on any machine
-    Workers(workers::WorkersArgs),
+    #[command(subcommand)]
+    Workers(workers::WorkersCommand),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
     /// Write what happens to jobs and workers
@@ -191,7 +198,8 @@ enum Command {
     #[command(after_help = messages::EXAMPLES)]
     Subscribe(messages::SubscribeArgs),
     /// List, set, reset and remove consumer groups, whose messages become jobs
-    Consumers(consumers::ConsumersArgs),
+    #[command(subcommand)]
+    Consumers(consumers::ConsumersCommand),
     /// Run MongoDB and a complete Recruiter on this machine, for development
     #[command(disable_help_flag = true, override_help = "`recruiter dev --help` describes it.")]
     Dev(dev::DevArgs),
@@ -225,19 +233,19 @@ impl Config {
         let done = match self.command {
             Command::Run(args) => run::run(args, connect, shutdown).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
-            Command::Jobs(args) => jobs::run(*args, connect, shutdown, out).await,
-            Command::Files(args) => or_stopped(shutdown, files::run(args, connect, out)).await,
-            Command::Limits(args) => or_stopped(shutdown, limits::run(args, connect, out)).await,
+            Command::Jobs(command) => jobs::run(*command, connect, shutdown, out).await,
+            Command::Files(command) => or_stopped(shutdown, files::run(command, connect, out)).await,
+            Command::Limits(command) => or_stopped(shutdown, limits::run(command, connect, out)).await,
             Command::Pause(args) => or_stopped(shutdown, limits::pause(args, connect, out)).await,
             Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,
-            Command::Pauses(args) => or_stopped(shutdown, limits::pauses(args, connect, out)).await,
-            Command::Schedules(args) => schedules::run(*args, connect, shutdown, out).await,
-            Command::Graph(args) => or_stopped(shutdown, graph::run(args, connect, out)).await,
-            Command::Groups(args) => or_stopped(shutdown, groups::run(args, connect, out)).await,
-            Command::Roster(args) => or_stopped(shutdown, roster::run(args, connect, out)).await,
-            Command::Workers(args) => or_stopped(shutdown, workers::run(args, connect, out)).await,
+            Command::Pauses(format) => or_stopped(shutdown, limits::pauses(format, connect, out)).await,
+            Command::Schedules(command) => schedules::run(*command, connect, shutdown, out).await,
+            Command::Graph(command) => or_stopped(shutdown, graph::run(command, connect, out)).await,
+            Command::Groups(command) => or_stopped(shutdown, groups::run(command, connect, out)).await,
+            Command::Roster(format) => or_stopped(shutdown, roster::run(format, connect, out)).await,
+            Command::Workers(command) => or_stopped(shutdown, workers::run(command, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
-            Command::Consumers(args) => or_stopped(shutdown, consumers::run(args, connect, out)).await,
+            Command::Consumers(command) => or_stopped(shutdown, consumers::run(command, connect, out)).await,
             Command::Publish(args) => messages::publish(args, connect).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
             Command::Events(args) => events::run(args, connect, shutdown, out).await,

@@ -4,7 +4,6 @@ use std::io::Write;
 
 use anstyle::AnsiColor;
 use bson::Bson;
-use clap::Args;
 use recruiter_common::{
     instant::Instant,
     store::{ConnectArgs, Store},
@@ -17,24 +16,17 @@ use super::{
     view::{Row, Stored, left, or_dash, print, right, with_state},
 };
 
-/// The arguments of `roster`.
-#[derive(Args, Clone, Copy, Debug)]
-pub(super) struct RosterArgs {
-    #[command(flatten)]
-    format: Format,
-}
-
 /// Lists the roster.
 ///
 /// # Errors
 /// When MongoDB cannot be used.
-pub(super) async fn run(args: RosterArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
     let workers = store.workers().list().await?.0;
     let leader = store.leader().await?;
     let now = store.now();
-    print(out, args.format, "no worker is registered", workers.iter().map(|worker| view(worker, now)))?;
-    if !args.format.json {
+    print(out, format, "no worker is registered", workers.iter().map(|worker| view(worker, now)))?;
+    if !format.json {
         write_overdue(out, &workers)?;
         return Ok(writeln!(out, "{}", leader.line())?);
     }

@@ -56,21 +56,10 @@ Examples:
   recruiter schedules apply schedules.toml --dry-run
   recruiter schedules apply schedules.toml";
 
-/// The arguments of `schedules`.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true)]
-pub(super) struct SchedulesArgs {
-    #[command(subcommand)]
-    command: SchedulesCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum SchedulesCommand {
+pub(super) enum SchedulesCommand {
     /// List schedules with their next and last runs
-    List {
-        #[command(flatten)]
-        format: Format,
-    },
+    List(Format),
     /// Show a schedule, its next runs and its last ones
     Show {
         /// Name of the schedule
@@ -123,7 +112,7 @@ enum SchedulesCommand {
 }
 
 #[derive(Args, Clone, Debug)]
-struct ApplyArgs {
+pub(super) struct ApplyArgs {
     /// The file
     file: PathBuf,
     /// Dry run: report the changes without making them
@@ -143,9 +132,9 @@ struct ApplyArgs {
 ///
 /// # Errors
 /// When MongoDB cannot be used, when a schedule does not exist, or when the file is invalid.
-pub(super) async fn run(args: SchedulesArgs, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    match args.command {
-        SchedulesCommand::List { format } => or_stopped(shutdown, list(format, connect, out)).await,
+pub(super) async fn run(command: SchedulesCommand, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    match command {
+        SchedulesCommand::List(format) => or_stopped(shutdown, list(format, connect, out)).await,
         SchedulesCommand::Show { name, format } => or_stopped(shutdown, show(&name, format, connect, out)).await,
         SchedulesCommand::Apply(args) => apply(args, connect, out).await,
         SchedulesCommand::Pause { name, reason, format } => {

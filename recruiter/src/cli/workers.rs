@@ -29,16 +29,9 @@ Examples:
       this worker drains as after TERM, and exits with code 0
   recruiter workers stop --all --dry-run";
 
-/// The arguments of `workers`.
-#[derive(Args, Clone, Debug)]
-#[command(arg_required_else_help = true, after_help = EXAMPLES)]
-pub(super) struct WorkersArgs {
-    #[command(subcommand)]
-    command: WorkersCommand,
-}
-
 #[derive(Subcommand, Clone, Debug)]
-enum WorkersCommand {
+#[command(after_help = EXAMPLES)]
+pub(super) enum WorkersCommand {
     /// Take no more jobs until a resume: running jobs continue, and jobs that were assigned ahead are returned
     Quiet(ChosenArgs),
     /// Let quiet workers take jobs again
@@ -49,7 +42,7 @@ enum WorkersCommand {
 
 /// The workers, and how to change them.
 #[derive(Args, Clone, Debug)]
-struct ChosenArgs {
+pub(super) struct ChosenArgs {
     /// Ids of the workers, from `recruiter roster`
     #[arg(value_name = "ID", value_parser = worker_of_text)]
     ids: Vec<WorkerId>,
@@ -89,8 +82,8 @@ impl ChosenArgs {
 ///
 /// # Errors
 /// When no worker is chosen, a worker cannot be changed, or MongoDB cannot be used.
-pub(super) async fn run(args: WorkersArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let (change, args) = match args.command {
+pub(super) async fn run(command: WorkersCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+    let (change, args) = match command {
         WorkersCommand::Quiet(args) => (WorkerChange::Quiet, args),
         WorkersCommand::Resume(args) => (WorkerChange::Resume, args),
         WorkersCommand::Stop(args) => (WorkerChange::Stop, args),
