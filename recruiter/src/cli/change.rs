@@ -150,10 +150,6 @@ impl Intent {
     }
 }
 
-/// Changes the jobs given by id, or all that match.
-///
-/// # Errors
-/// When the arguments contradict each other, MongoDB cannot be used, or a job cannot be changed.
 pub(crate) async fn run(
     args: ChangeArgs,
     intent: Intent,

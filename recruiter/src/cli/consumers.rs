@@ -83,10 +83,6 @@ fn job_of_text(text: &str) -> Result<Box<JobSpec>, InvalidSpec> {
     text.parse().map(Box::new)
 }
 
-/// Lists, sets, moves or removes consumer groups.
-///
-/// # Errors
-/// When an argument is not valid, there is no such group, or MongoDB cannot be used.
 pub(super) async fn run(command: ConsumersCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         ConsumersCommand::List(format) => {

@@ -30,7 +30,7 @@ use super::{
     wait::until_ended,
 };
 
-/// The arguments of `enqueue`. `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
+/// `--id`, `--from` and `--skip` belong to a single call and have no environment variable.
 #[derive(Args, Clone, Debug)]
 pub(super) struct EnqueueArgs {
     #[command(flatten)]
@@ -142,9 +142,6 @@ impl Description {
 
 impl Description {
     /// The retry policy that the flags describe.
-    ///
-    /// # Errors
-    /// When the delay is too long, or is given for a policy that has its own.
     fn retry_policy(&self) -> anyhow::Result<Option<StoredPolicy>> {
         retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)
     }
@@ -165,10 +162,7 @@ impl From<Description> for JobSpec {
     }
 }
 
-/// Enqueues the jobs that the arguments describe, and writes their ids.
-///
-/// # Errors
-/// When a job is invalid (no job after it is enqueued), or MongoDB cannot be used.
+/// After a job that is invalid, none is enqueued.
 pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match &args.from {
         None if args.wait => or_stopped(shutdown, enqueue_one(args, connect, out)).await,

@@ -32,7 +32,6 @@ A topic is words with dots between them. `*` stands for one word, at the end for
   pause.added         pause.removed       group.changed
   limit.changed       limit.removed";
 
-/// The arguments of `events`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct EventsArgs {
     /// Pattern of topics, for example job.failed.*; may be given several times [default: *]
@@ -51,10 +50,6 @@ pub(super) struct EventsArgs {
     format: Format,
 }
 
-/// Writes events.
-///
-/// # Errors
-/// When an argument is wrong, or MongoDB cannot be used.
 pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let patterns = if args.topics.is_empty() { vec![Pattern::everything()] } else { args.topics };
     if !args.follow {

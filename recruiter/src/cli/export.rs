@@ -32,10 +32,7 @@ Examples:
   recruiter jobs export --error-class SmtpDown |
       jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";
 
-/// Writes the jobs that match.
-///
-/// # Errors
-/// When the filters contradict each other, MongoDB cannot be used, or a job has no such form. The others are written.
+/// Writes the jobs that match. Fails at the end if a job has no such form; the others are written.
 pub(super) async fn run(args: FilterArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let given = args.clone().at(Instant::UNIX_EPOCH);
     given.whenever().narrowed_to_export().map_err(usage)?;

@@ -103,9 +103,6 @@ impl FromStr for NewFile {
 }
 
 /// Stores the files of a job that is about to be enqueued.
-///
-/// # Errors
-/// When a file cannot be read, has no valid name, or MongoDB fails.
 pub(super) async fn put_all(store: &Store, job: JobId, files: &[NewFile]) -> anyhow::Result<()> {
     for NewFile { name, path } in files {
         store.put_file(job, name, open(path).await?).await.map_err(refused)?;
@@ -113,10 +110,7 @@ pub(super) async fn put_all(store: &Store, job: JobId, files: &[NewFile]) -> any
     Ok(())
 }
 
-/// Deletes the files of a job that was not enqueued.
-///
-/// # Errors
-/// When MongoDB fails. The cleaner deletes them later.
+/// Deletes the files of a job that was not enqueued. If that fails, the cleaner deletes them later.
 pub(super) async fn delete_all(store: &Store, job: JobId, files: &[NewFile]) -> anyhow::Result<()> {
     for NewFile { name, .. } in files {
         store.delete_file(job, name).await?;
@@ -124,10 +118,6 @@ pub(super) async fn delete_all(store: &Store, job: JobId, files: &[NewFile]) -> 
     Ok(())
 }
 
-/// Lists, writes, stores or deletes files.
-///
-/// # Errors
-/// When the job or the file does not exist, a local file cannot be used, or MongoDB fails.
 pub(super) async fn run(command: FilesCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         FilesCommand::List { job, format } => list(&connected(connect, "recruiter files", true).await?, job, format, out).await,

@@ -127,10 +127,6 @@ fn graph_of_text(text: &str) -> Result<GraphId, InvalidSpec> {
     text.parse().map_err(|_| InvalidSpec::of_text(format!("`{text:.80}` is not the id of a graph (24 hexadecimal digits)")))
 }
 
-/// Enqueues, shows or changes a graph.
-///
-/// # Errors
-/// When there is no such graph, the file is not a graph, or MongoDB cannot be used.
 pub(super) async fn run(command: GraphCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         GraphCommand::Enqueue { file, custom_policy, format } => enqueue(file, custom_policy, format, connect, out).await,

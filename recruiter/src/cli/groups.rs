@@ -114,10 +114,6 @@ fn maintenance(text: &str) -> Result<Setting<MaintenanceWindow>, String> {
     if text == UNSET { Ok(None) } else { MaintenanceWindow::from_str(text).map(Some).map_err(|problem| problem.to_string()) }
 }
 
-/// Lists or changes the settings of groups.
-///
-/// # Errors
-/// When a setting is not possible, or MongoDB cannot be used.
 pub(super) async fn run(command: GroupsCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         GroupsCommand::List(format) => list(format, connect, out).await,

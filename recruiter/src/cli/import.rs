@@ -118,10 +118,7 @@ impl<'a, W: Write> Import<'a, W> {
         Self { store, format, wait_for_room, out, enqueued: 0, done: skip, shown: lines.progress(), needs: Needs::default() }
     }
 
-    /// Enqueues the jobs of these lines.
-    ///
-    /// # Errors
-    /// When a line is not a job (no job after it is enqueued), a stop is requested, or MongoDB cannot be used. The message says where to
+    /// Enqueues the jobs of these lines. If a line is not a job, or after a stop, no job after it is enqueued, and the error says where to
     /// continue.
     pub(super) async fn run(
         &mut self,

@@ -125,10 +125,6 @@ pub(super) struct ListArgs {
     filter: FilterArgs,
 }
 
-/// Runs the subcommand that the arguments name.
-///
-/// # Errors
-/// When MongoDB cannot be used, when a job does not exist, or when its state does not allow the change.
 pub(super) async fn run(command: JobsCommand, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let (args, change): (ChangeArgs, Intent) = match command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,

@@ -71,7 +71,6 @@ pub(super) struct LimitArgs {
     rate: Option<Rate>,
 }
 
-/// The arguments of `pause`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct PauseArgs {
     /// What to pause: everything, group:NAME, class:NAME or line:KEY
@@ -85,7 +84,6 @@ pub(super) struct PauseArgs {
     by: Option<String>,
 }
 
-/// The arguments of `resume`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct ResumeArgs {
     /// What to resume: everything, group:NAME, class:NAME or line:KEY
@@ -93,10 +91,6 @@ pub(super) struct ResumeArgs {
     paused: Paused,
 }
 
-/// Lists, shows, sets or removes limits.
-///
-/// # Errors
-/// When a name is not valid, or MongoDB cannot be used.
 pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         LimitsCommand::List(format) => list(&connected(connect, "recruiter limits", true).await?, format, out).await,
@@ -242,9 +236,6 @@ fn listed(all: &[impl ToString]) -> String {
 }
 
 /// Pauses jobs.
-///
-/// # Errors
-/// When MongoDB cannot be used.
 pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let PauseArgs { paused, reason, by } = args;
     let store = Store::connect(connect.clone(), "recruiter pause").await?;
@@ -274,9 +265,6 @@ pub(super) fn this_operator() -> String {
 }
 
 /// Ends a pause.
-///
-/// # Errors
-/// When MongoDB cannot be used.
 pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect(connect.clone(), "recruiter resume").await?;
     let paused = printable(&args.paused.to_string(), 256);
@@ -298,9 +286,6 @@ struct ListedPause {
 }
 
 /// Lists the pauses.
-///
-/// # Errors
-/// When MongoDB cannot be used.
 pub(super) async fn pauses(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter pauses").await?;
     let Settings { pauses, invalid_pauses, .. } = store.settings().await?;

@@ -29,7 +29,6 @@ Examples:
 
 A topic is words with dots between them. In a pattern `*` stands for one word, at the end for one or more.";
 
-/// The arguments of `publish`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct PublishArgs {
     /// Topic: words with dots between them, for example news.sports.ski
@@ -39,7 +38,6 @@ pub(super) struct PublishArgs {
     body: Document,
 }
 
-/// The arguments of `subscribe`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SubscribeArgs {
     /// Patterns of topics, for example news.*
@@ -55,10 +53,6 @@ pub(super) struct SubscribeArgs {
     format: Format,
 }
 
-/// Publishes a message.
-///
-/// # Errors
-/// When the topic or the content is not valid, or MongoDB cannot be used.
 pub(super) async fn publish(args: PublishArgs, connect: &ConnectArgs) -> anyhow::Result<()> {
     let store = Store::connect(connect, "recruiter publish").await?;
     match store.publish_message(&args.topic, &args.body).await {
@@ -69,9 +63,6 @@ pub(super) async fn publish(args: PublishArgs, connect: &ConnectArgs) -> anyhow:
 }
 
 /// Writes messages until stopped.
-///
-/// # Errors
-/// When MongoDB no longer holds the messages that were asked for, or cannot be used.
 pub(super) async fn subscribe(
     args: SubscribeArgs,
     connect: &ConnectArgs,

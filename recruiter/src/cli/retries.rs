@@ -28,10 +28,7 @@ pub(super) fn retry_of_text(text: &str) -> Result<Retries, InvalidSpec> {
     text.parse().map(Retries::Times).map_err(|_| InvalidSpec::of_text(wrong()))
 }
 
-/// The retry policy that the flags describe.
-///
-/// # Errors
-/// When the delay is too long, or is given for a policy that has its own.
+/// The retry policy that the flags describe. They must not give a delay to a policy that has its own.
 pub(super) fn policy(retries: Option<&Retries>, delay: Option<Duration>, backoff: bool) -> anyhow::Result<Option<StoredPolicy>> {
     let is_detailed = delay.is_some() || backoff;
     let delay = delay.unwrap_or(RETRY_DELAY);

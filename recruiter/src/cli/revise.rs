@@ -43,8 +43,6 @@ pub(crate) struct NewContent {
 }
 
 impl NewContent {
-    /// # Errors
-    /// When a value is not valid.
     pub(crate) fn revision(self) -> anyhow::Result<Revision> {
         let mut revision = Revision::default().set(self.set.unwrap_or_default());
         if let Some(policy) = retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)? {

@@ -16,10 +16,6 @@ use super::{
     view::{Row, Stored, left, or_dash, print, right, with_state},
 };
 
-/// Lists the roster.
-///
-/// # Errors
-/// When MongoDB cannot be used.
 pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
     let workers = store.workers().list().await?.0;

@@ -128,10 +128,6 @@ pub(super) struct ApplyArgs {
     format: Format,
 }
 
-/// Runs the subcommand that the arguments name.
-///
-/// # Errors
-/// When MongoDB cannot be used, when a schedule does not exist, or when the file is invalid.
 pub(super) async fn run(command: SchedulesCommand, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         SchedulesCommand::List(format) => or_stopped(shutdown, list(format, connect, out)).await,

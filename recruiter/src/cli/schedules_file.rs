@@ -55,9 +55,6 @@ pub(super) struct Namespace {
 
 impl Namespace {
     /// Gives the jobs the defaults of their classes.
-    ///
-    /// # Errors
-    /// When a job cannot have the defaults of its class.
     pub(super) fn with_defaults(mut self, classes: &Classes, unknown_policies: UnknownPolicies) -> Result<Self, InvalidSpec> {
         for ((_, schedule), job) in self.schedules.iter_mut().zip(&self.jobs) {
             let job = job.clone().with_defaults(classes).into_job(unknown_policies)?;
@@ -92,9 +89,6 @@ struct Entry {
 struct Problem(Range<usize>, String);
 
 /// Reads a file of schedules.
-///
-/// # Errors
-/// When the file cannot be read or is invalid.
 pub(super) fn load(path: &Path, unknown_policies: UnknownPolicies) -> Result<Namespace, FileError> {
     let text = fs::read_to_string(path).map_err(|source| FileError::Unreadable { path: path.into(), source })?;
     namespace(&text, unknown_policies).map_err(|Problem(at, problem)| {

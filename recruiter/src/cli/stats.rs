@@ -35,7 +35,6 @@ const SAMPLE: usize = 1_000;
 /// Maximum number of reasons shown.
 const REASONS: usize = 10;
 
-/// The arguments of `stats`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct StatsArgs {
     /// Time after which a due job that has not started counts as overdue
@@ -45,10 +44,6 @@ pub(super) struct StatsArgs {
     format: Format,
 }
 
-/// Writes the statistics.
-///
-/// # Errors
-/// When MongoDB cannot be used.
 pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter stats").await?;
     let now = store.now();

@@ -20,10 +20,6 @@ use super::{
     view::document_line,
 };
 
-/// Waits for a job by its id.
-///
-/// # Errors
-/// As [`until_ended`].
 pub(super) async fn run(
     id: JobId,
     timeout: Option<Duration>,
@@ -35,11 +31,8 @@ pub(super) async fn run(
     until_ended(&store, id, timeout, false, format, out).await
 }
 
-/// Waits until a job has ended, and writes its result.
-///
-/// # Errors
-/// With [`Exit::JobFailed`] if the job did not succeed, with [`Exit::TimedOut`] if it has not ended in time. When the job is unknown, and
-/// when MongoDB cannot be used.
+/// Waits until a job has ended, and writes its result. The error has [`Exit::JobFailed`] if the job did not succeed, and [`Exit::TimedOut`]
+/// if it has not ended in time.
 pub(super) async fn until_ended(
     store: &Store,
     id: JobId,

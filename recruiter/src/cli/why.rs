@@ -18,10 +18,6 @@ use super::{
     view::document_line,
 };
 
-/// Writes why a job does not run.
-///
-/// # Errors
-/// When there is no such job, or MongoDB cannot be used.
 pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let why = store.why(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
@@ -37,9 +33,6 @@ pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &
 }
 
 /// Writes why the waiting jobs of a group do not run.
-///
-/// # Errors
-/// When MongoDB cannot be used.
 pub(super) async fn run_for_group(group: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter groups").await?;
     let WhyGroup { reasons, is_complete, .. } = store.why_group(group).await?;

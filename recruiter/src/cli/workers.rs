@@ -78,10 +78,6 @@ impl ChosenArgs {
     }
 }
 
-/// Quiets, resumes or stops workers.
-///
-/// # Errors
-/// When no worker is chosen, a worker cannot be changed, or MongoDB cannot be used.
 pub(super) async fn run(command: WorkersCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let (change, args) = match command {
         WorkersCommand::Quiet(args) => (WorkerChange::Quiet, args),
