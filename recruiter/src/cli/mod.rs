@@ -1,35 +1,5 @@
 //! The command line of `recruiter`. Each command is one file that reads its flags and prints. The library has the
 //! rules.
-//!
-//! | module | what it is |
-//! |---|---|
-//! | `dev` | `dev`, `demo`, `bench`: another program, `recruiter-dev` |
-//! | `enqueue` | `enqueue`: one job |
-//! | `import` | `enqueue --from`: a file of jobs |
-//! | `jobs` | `jobs list`, `jobs show` |
-//! | `change` | `jobs retry`, `change`, `cancel`, `delete` |
-//! | `revise` | the flags of `jobs retry` that give jobs new content |
-//! | `export` | `jobs export`: jobs as lines of JSON |
-//! | `graph` | `graph enqueue`, `show`, `cancel`, `retry`: jobs that wait for each other |
-//! | `groups` | `groups list`, `groups set`: the settings of groups |
-//! | `files` | `files list`, `get`, `put`, `delete`: the files of jobs |
-//! | `filter` | which jobs a command is about |
-//! | `events` | `events`: what happens to jobs and workers |
-//! | `messages` | `publish`, `subscribe`: messages of applications |
-//! | `consumers` | `consumers`: consumer groups, whose messages become jobs |
-//! | `wait` | `jobs wait`, `enqueue --wait`: the result of a job |
-//! | `limits` | `limits`, `pause`, `resume`, `pauses` |
-//! | `why` | `jobs why`, `groups why`: why a job, or those of a group, do not run |
-//! | `roster` | `roster`: workers |
-//! | `workers` | `workers quiet`, `resume`, `stop` |
-//! | `stats` | `stats`: queue depth, throughput, latency |
-//! | `schedules` | `schedules list`, `show`, `apply`, `pause`, `resume`, `run`, `remove` |
-//! | `schedules_file` | the file of `schedules apply` |
-//! | `retries` | `--retry N` or a policy, of `enqueue` and `jobs retry` |
-//! | `presence` | the leading recruiter, and what the workers can do |
-//! | `view` | JSON lines and tables |
-//! | `output` | standard output, safe text |
-//! | `exit` | how a command ends |
 
 mod change;
 mod consumers;
