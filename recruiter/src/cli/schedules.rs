@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, io::Write, path::PathBuf};
 
 use anstyle::AnsiColor;
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use bson::doc;
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
@@ -281,9 +281,9 @@ async fn remove(names: &[String], dry_run: bool, format: Format, connect: &Conne
 
 async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let unknown = if args.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-    let wanted = schedules_file::load(&args.file, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
+    let wanted = schedules_file::load(&args.file, unknown).context(Exit::Config)?;
     let store = connected(connect, NAME, args.dry_run).await?;
-    let wanted = wanted.with_defaults(&store.class_defaults().await?, unknown).map_err(|error| anyhow!(error).context(Exit::Config))?;
+    let wanted = wanted.with_defaults(&store.class_defaults().await?, unknown).context(Exit::Config)?;
     // Every conflict is found before the first change.
     for (name, schedule) in &wanted.schedules {
         store.schedules().compare(name, schedule).await.with_context(|| format!("{}: nothing was changed", args.file.display()))?;

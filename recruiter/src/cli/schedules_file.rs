@@ -2,13 +2,9 @@
 //!
 //! The whole file is checked before anything is written. An error has its line and column.
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, ops::Range, path::Path};
 
+use anyhow::{Context as _, anyhow};
 use recruiter_common::{
     schedules::{InvalidSchedule, Missed, Schedule},
     spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies, duration_of_text},
@@ -16,33 +12,6 @@ use recruiter_common::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use toml::Spanned;
-
-/// The file cannot be used.
-#[derive(Debug)]
-pub(super) enum FileError {
-    /// The file cannot be read.
-    Unreadable { path: PathBuf, source: io::Error },
-    /// The content of the file is invalid.
-    Wrong { path: PathBuf, line: usize, column: usize, problem: String },
-}
-
-impl std::fmt::Display for FileError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Unreadable { path, .. } => write!(f, "cannot read the file of schedules `{}`", path.display()),
-            Self::Wrong { path, line, column, problem } => write!(f, "{}:{line}:{column}: {problem}", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for FileError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Unreadable { source, .. } => Some(source),
-            Self::Wrong { .. } => None,
-        }
-    }
-}
 
 /// A namespace and its schedules.
 #[derive(Debug)]
@@ -89,17 +58,13 @@ struct Entry {
 struct Problem(Range<usize>, String);
 
 /// Reads a file of schedules.
-pub(super) fn load(path: &Path, unknown_policies: UnknownPolicies) -> Result<Namespace, FileError> {
-    let text = fs::read_to_string(path).map_err(|source| FileError::Unreadable { path: path.into(), source })?;
+pub(super) fn load(path: &Path, unknown_policies: UnknownPolicies) -> anyhow::Result<Namespace> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read the file of schedules `{}`", path.display()))?;
     namespace(&text, unknown_policies).map_err(|Problem(at, problem)| {
         let before = text.get(..at.start).unwrap_or(&text);
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        FileError::Wrong {
-            path: path.into(),
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-            problem,
-        }
+        let (line, column) = (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1);
+        anyhow!("{}:{line}:{column}: {problem}", path.display())
     })
 }
 
