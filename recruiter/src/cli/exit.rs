@@ -3,11 +3,17 @@
 use std::{io, path::Path};
 
 use anyhow::anyhow;
-use recruiter_common::{exit::Exit, shutdown::Shutdown};
+use recruiter_common::{exit::Exit, shutdown::Shutdown, spec::InvalidSpec};
 
 /// An error in the user's arguments or input.
 pub(crate) fn usage(problem: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("{problem}").context(Exit::Usage)
+}
+
+/// What is wrong with a job; with the remedy, if it is an unknown retry policy.
+pub(super) fn problem_of(invalid: &InvalidSpec) -> String {
+    let hint = if invalid.is_unknown_policy() { "; if your workers know it, add --custom-policy" } else { "" };
+    format!("{invalid}{hint}")
 }
 
 /// The error of a file that the user has named and that cannot be read.

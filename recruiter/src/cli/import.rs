@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use super::{
-    exit::unreadable,
+    exit::{problem_of, unreadable},
     output::Format,
     presence::Needs,
     view::{json_line, line},
@@ -227,11 +227,7 @@ pub(super) fn job_of(spec: JobSpec, classes: &Classes, custom_policy: bool) -> R
     let mut spec = spec.with_defaults(classes);
     let id = *spec.id.get_or_insert_with(JobId::new);
     let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-    match spec.into_job(unknown) {
-        Ok(job) => Ok((id, job)),
-        Err(problem) if problem.is_unknown_policy() => Err(format!("{problem}; if your workers know it, add --custom-policy")),
-        Err(problem) => Err(problem.to_string()),
-    }
+    Ok((id, spec.into_job(unknown).map_err(|problem| problem_of(&problem))?))
 }
 
 /// The job on one line of a file; `None` for a blank line.

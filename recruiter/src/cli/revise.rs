@@ -11,7 +11,7 @@ use recruiter_common::{
 };
 
 use super::{
-    exit::usage,
+    exit::{problem_of, usage},
     retries::{self, Retries, retry_of_text},
 };
 
@@ -47,11 +47,9 @@ impl NewContent {
         let mut revision = Revision::default().set(self.set.unwrap_or_default());
         if let Some(policy) = retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)? {
             let unknown = if self.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-            revision = revision.retry_policy(policy, unknown).map_err(|problem| match &problem {
-                InvalidRevision::Policy(policy) if policy.is_unknown_policy() => {
-                    usage(format!("{problem}; if your workers know it, add --custom-policy"))
-                }
-                InvalidRevision::Policy(_) | InvalidRevision::Group(_) | _ => usage(problem),
+            revision = revision.retry_policy(policy, unknown).map_err(|problem| match problem {
+                InvalidRevision::Policy(policy) => usage(problem_of(&policy)),
+                other @ (InvalidRevision::Group(_) | _) => usage(other),
             })?;
         }
         if let Some(group) = self.to_group {

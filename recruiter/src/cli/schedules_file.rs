@@ -13,6 +13,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use toml::Spanned;
 
+use super::exit::problem_of;
+
 /// A namespace and its schedules.
 #[derive(Debug)]
 pub(super) struct Namespace {
@@ -127,10 +129,7 @@ fn schedule(entry: Entry, key: &Spanned<String>, unknown_policies: UnknownPolici
     let within = |problem: String| Problem(at.clone(), format!("`job`: {problem}"));
     let spec = json(toml::Value::Table(entry.job.into_inner())).map_err(within)?;
     let spec: JobSpec = serde_json::from_value(spec).map_err(|error| within(error.to_string().replace("unknown field", "unknown key")))?;
-    let job = spec.clone().into_job(unknown_policies).map_err(|problem| {
-        let hint = if problem.is_unknown_policy() { "; if your workers know it, add --custom-policy" } else { "" };
-        within(format!("{problem}{hint}"))
-    })?;
+    let job = spec.clone().into_job(unknown_policies).map_err(|problem| within(problem_of(&problem)))?;
     Ok((schedule.job(job), spec))
 }
 
