@@ -21,11 +21,12 @@ use recruiter_common::{
     job::Priority,
     shutdown::Shutdown,
     spec::{duration_of_text, id_of_text, instant_of_text},
-    store::{ConnectArgs, ConnectError, Store},
+    store::{ConnectArgs, Store},
 };
 use serde_json::{Value, json};
 
 use super::{
+    connected_to_change,
     exit::usage,
     filter::{FilterArgs, check_reason},
     output::{Format, moment, printable},
@@ -164,7 +165,7 @@ pub(crate) async fn run(
         if args.all || filtered || said.state.is_some() {
             return Err(usage("job ids cannot be combined with filters or --all; use one of them"));
         }
-        let store = connected(args.dry_run, connect).await?;
+        let store = connected_to_change(connect, "recruiter jobs", args.dry_run).await?;
         return change_named(&args, &intent.at(store.now())?, &store, out).await;
     }
     if args.all && filtered {
@@ -179,7 +180,7 @@ pub(crate) async fn run(
     if asks && !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         return Err(usage("no terminal to ask for confirmation on: add --yes to make the changes, or --dry-run to report them"));
     }
-    let store = connected(args.dry_run, connect).await?;
+    let store = connected_to_change(connect, "recruiter jobs", args.dry_run).await?;
     let change = &intent.at(store.now())?;
     let filter = args.filter.clone().at(store.now()).narrowed_to(change).map_err(usage)?;
     if asks {
@@ -224,14 +225,6 @@ pub(crate) async fn run(
         0 => Ok(()),
         refused => bail!("{refused} of {} jobs could not be {}", report.matched(), participle(change)),
     }
-}
-
-async fn connected(dry_run: bool, connect: &ConnectArgs) -> Result<Store, ConnectError> {
-    let name = "recruiter jobs";
-    // Connects without creating a schema first: a database that is not set up has no jobs to change, and stays as it
-    // is.
-    let asking = Store::connect_to_ask(connect, name).await?;
-    if dry_run { Ok(asking) } else { Store::connect(connect, name).await }
 }
 
 /// Changes each job separately. A failed job does not stop the others.

@@ -233,6 +233,12 @@ async fn connected(connect: &ConnectArgs, name: &str, is_to_ask: bool) -> Result
     if is_to_ask { Store::connect_to_ask(connect, name).await } else { Store::connect(connect, name).await }
 }
 
+/// Connects to change what is there. A database that is not set up has nothing, and stays as it is.
+async fn connected_to_change(connect: &ConnectArgs, name: &str, dry_run: bool) -> Result<Store, ConnectError> {
+    let asking = Store::connect_to_ask(connect, name).await?;
+    if dry_run { Ok(asking) } else { Store::connect(connect, name).await }
+}
+
 /// Parses a command line.
 ///
 /// # Errors

@@ -8,12 +8,13 @@ use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     ids::WorkerId,
-    store::{ConnectArgs, Store},
+    store::ConnectArgs,
     workers::{Answer, Asked, Chosen, WorkerChange},
 };
 use serde_json::json;
 
 use super::{
+    connected_to_change,
     exit::usage,
     limits::this_operator,
     output::{Format, printable},
@@ -85,10 +86,7 @@ pub(super) async fn run(command: WorkersCommand, connect: &ConnectArgs, out: &mu
         WorkersCommand::Stop(args) => (WorkerChange::Stop, args),
     };
     let chosen = args.chosen()?;
-    let name = "recruiter workers";
-    // A database that is not set up has no workers, and stays as it is.
-    let asking = Store::connect_to_ask(connect, name).await?;
-    let store = if args.dry_run { asking } else { Store::connect(connect, name).await? };
+    let store = connected_to_change(connect, "recruiter workers", args.dry_run).await?;
     let by = args.by.clone().unwrap_or_else(this_operator);
     let answers = store.workers().change(change, &chosen, &by, args.dry_run).await?;
     let mut refused = 0;
