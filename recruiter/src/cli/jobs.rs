@@ -32,6 +32,7 @@ use super::{
     output::{Format, apart, briefly_apart, moment, printable},
     revise::NewContent,
     view::{Row, Stored, document_line, json_line, left, or_dash, print, right, with_state},
+    wait::until_ended,
 };
 
 /// The state of a document that is not a job.
@@ -52,21 +53,9 @@ pub(super) enum JobsCommand {
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
     /// Show a job and its history
-    Show {
-        /// Id of the job
-        #[arg(value_parser = id_of_text)]
-        id: JobId,
-        #[command(flatten)]
-        format: Format,
-    },
+    Show(OneJob),
     /// Say why a job does not run, and what to do about it
-    Why {
-        /// Id of the job
-        #[arg(value_parser = id_of_text)]
-        id: JobId,
-        #[command(flatten)]
-        format: Format,
-    },
+    Why(OneJob),
     /// Wait until a job has ended, and write its result
     Wait {
         /// Id of the job
@@ -111,6 +100,15 @@ pub(super) enum JobsCommand {
 }
 
 #[derive(Args, Clone, Debug)]
+pub(super) struct OneJob {
+    /// Id of the job
+    #[arg(value_parser = id_of_text)]
+    id: JobId,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Args, Clone, Debug)]
 pub(super) struct ListArgs {
     /// Maximum number of jobs
     #[arg(long, env = "RECRUITER_JOBS_LIMIT", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1_000), help_heading = "Pages")]
@@ -128,10 +126,14 @@ pub(super) struct ListArgs {
 pub(super) async fn run(command: JobsCommand, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let (args, change): (ChangeArgs, Intent) = match command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
-        JobsCommand::Show { id, format } => return or_stopped(shutdown, show(id, format, connect, out)).await,
-        JobsCommand::Why { id, format } => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
+        JobsCommand::Show(OneJob { id, format }) => return or_stopped(shutdown, show(id, format, connect, out)).await,
+        JobsCommand::Why(OneJob { id, format }) => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
         JobsCommand::Wait { id, timeout, format } => {
-            return or_stopped(shutdown, super::wait::run(id, timeout, format, connect, out)).await;
+            let waited = async {
+                let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
+                until_ended(&store, id, timeout, false, format, out).await
+            };
+            return or_stopped(shutdown, waited).await;
         }
         JobsCommand::Export(filter) => return export::run(filter, connect, &shutdown, out).await,
         JobsCommand::Retry { change, again, content } => (change, Intent::Plain(Change::Retry { again, with: content.revision()?.into() })),

@@ -61,13 +61,7 @@ pub(super) enum SchedulesCommand {
     /// List schedules with their next and last runs
     List(Format),
     /// Show a schedule, its next runs and its last ones
-    Show {
-        /// Name of the schedule
-        #[arg(value_parser = name_of_text)]
-        name: String,
-        #[command(flatten)]
-        format: Format,
-    },
+    Show(OneSchedule),
     /// Make the schedules of a namespace those of a file
     #[command(after_help = APPLY_EXAMPLES)]
     Apply(ApplyArgs),
@@ -83,21 +77,9 @@ pub(super) enum SchedulesCommand {
         format: Format,
     },
     /// Resume a paused schedule with its next run
-    Resume {
-        /// Name of the schedule
-        #[arg(value_parser = name_of_text)]
-        name: String,
-        #[command(flatten)]
-        format: Format,
-    },
+    Resume(OneSchedule),
     /// Run a schedule once, now, and write the id of the job
-    Run {
-        /// Name of the schedule
-        #[arg(value_parser = name_of_text)]
-        name: String,
-        #[command(flatten)]
-        format: Format,
-    },
+    Run(OneSchedule),
     /// Remove schedules; jobs that they have enqueued stay
     Remove {
         /// Names of the schedules
@@ -109,6 +91,15 @@ pub(super) enum SchedulesCommand {
         #[command(flatten)]
         format: Format,
     },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct OneSchedule {
+    /// Name of the schedule
+    #[arg(value_parser = name_of_text)]
+    name: String,
+    #[command(flatten)]
+    format: Format,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -131,18 +122,18 @@ pub(super) struct ApplyArgs {
 pub(super) async fn run(command: SchedulesCommand, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         SchedulesCommand::List(format) => or_stopped(shutdown, list(format, connect, out)).await,
-        SchedulesCommand::Show { name, format } => or_stopped(shutdown, show(&name, format, connect, out)).await,
+        SchedulesCommand::Show(OneSchedule { name, format }) => or_stopped(shutdown, show(&name, format, connect, out)).await,
         SchedulesCommand::Apply(args) => apply(args, connect, out).await,
         SchedulesCommand::Pause { name, reason, format } => {
             let changed =
                 connected(connect, NAME, false).await?.schedules().pause(&name, &this_operator(), &reason).await.map_err(refused)?;
             report(out, format, &name, if changed { "paused" } else { "paused-before" }, false)
         }
-        SchedulesCommand::Resume { name, format } => {
+        SchedulesCommand::Resume(OneSchedule { name, format }) => {
             let changed = connected(connect, NAME, false).await?.schedules().resume(&name).await.map_err(refused)?;
             report(out, format, &name, if changed { "resumed" } else { "not-paused" }, false)
         }
-        SchedulesCommand::Run { name, format } => run_now(&name, format, connect, out).await,
+        SchedulesCommand::Run(OneSchedule { name, format }) => run_now(&name, format, connect, out).await,
         SchedulesCommand::Remove { names, dry_run, format } => remove(&names, dry_run, format, connect, out).await,
     }
 }

@@ -11,7 +11,7 @@ use recruiter_common::{
     exit::Exit,
     ids::JobId,
     job::{FinishReason, Stage},
-    store::{ConnectArgs, Store, StoredJob, lossy},
+    store::{Store, StoredJob, lossy},
     wait::WaitError,
 };
 
@@ -19,17 +19,6 @@ use super::{
     output::{Format, printable},
     view::document_line,
 };
-
-pub(super) async fn run(
-    id: JobId,
-    timeout: Option<Duration>,
-    format: Format,
-    connect: &ConnectArgs,
-    out: &mut impl Write,
-) -> anyhow::Result<()> {
-    let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
-    until_ended(&store, id, timeout, false, format, out).await
-}
 
 /// Waits until a job has ended, and writes its result. The error has [`Exit::JobFailed`] if the job did not succeed, and [`Exit::TimedOut`]
 /// if it has not ended in time.
