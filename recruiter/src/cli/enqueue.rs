@@ -138,9 +138,7 @@ impl Description {
         (unique.on_conflict, unique.at_most) = (self.on_conflict, self.postpone_at_most);
         Some(unique).filter(|unique| *unique != UniqueSpec::default())
     }
-}
 
-impl Description {
     /// The retry policy that the flags describe.
     fn retry_policy(&self) -> anyhow::Result<Option<StoredPolicy>> {
         retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)
