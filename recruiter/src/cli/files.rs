@@ -152,12 +152,7 @@ async fn find(store: &Store, job: JobId) -> anyhow::Result<()> {
 }
 
 fn refused(error: FileError) -> anyhow::Error {
-    match error {
-        FileError::Name { .. } => usage(error),
-        other @ (FileError::NotFound { .. } | FileError::Content { .. } | FileError::Transfer { .. } | FileError::Store(_) | _) => {
-            other.into()
-        }
-    }
+    if matches!(error, FileError::Name { .. }) { usage(error) } else { error.into() }
 }
 
 async fn open(path: &PathBuf) -> anyhow::Result<File> {

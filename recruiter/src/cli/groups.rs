@@ -80,34 +80,27 @@ pub(super) struct SetArgs {
 /// A value, or no setting.
 type Setting<T> = Option<T>;
 
-fn number(text: &str) -> Result<Setting<u64>, String> {
-    match text {
-        UNSET => Ok(None),
-        text => match text.parse() {
-            Ok(number) if number > 0 => Ok(Some(number)),
-            _ => Err(format!("`{text:.80}` is neither a number from 1 nor `{UNSET}`")),
-        },
+/// The setting that a flag gives: this value, if its text is one, or none.
+fn setting<T>(text: &str, value: Option<T>, what: &str) -> Result<Setting<T>, String> {
+    match value {
+        _ if text == UNSET => Ok(None),
+        Some(value) => Ok(Some(value)),
+        None => Err(format!("`{text:.80}` is neither {what} nor `{UNSET}`")),
     }
+}
+
+fn number(text: &str) -> Result<Setting<u64>, String> {
+    setting(text, text.parse().ok().filter(|number| *number > 0), "a number from 1")
 }
 
 fn weight(text: &str) -> Result<Setting<f64>, String> {
-    let is_weight = |weight: &f64| limits::WEIGHTS.contains(weight);
-    match (text, text.parse().ok().filter(is_weight)) {
-        (UNSET, _) => Ok(None),
-        (_, Some(weight)) => Ok(Some(weight)),
-        (text, None) => {
-            Err(format!("`{text:.80}` is neither a weight from {} to {} nor `{UNSET}`", limits::WEIGHTS.start(), limits::WEIGHTS.end()))
-        }
-    }
+    let what = format!("a weight from {} to {}", limits::WEIGHTS.start(), limits::WEIGHTS.end());
+    setting(text, text.parse().ok().filter(|weight| limits::WEIGHTS.contains(weight)), &what)
 }
 
 fn ageing(text: &str) -> Result<Setting<Duration>, String> {
-    let is_ageing = |ageing: &Duration| limits::AGEING.contains(ageing);
-    match (text, humantime::parse_duration(text).ok().filter(is_ageing)) {
-        (UNSET, _) => Ok(None),
-        (_, Some(ageing)) => Ok(Some(ageing)),
-        (text, None) => Err(format!("`{text:.80}` is neither a time from 10ms to 366days, such as 10m, nor `{UNSET}`")),
-    }
+    let time = humantime::parse_duration(text).ok().filter(|time| limits::AGEING.contains(time));
+    setting(text, time, "a time from 10ms to 366days, such as 10m,")
 }
 
 fn maintenance(text: &str) -> Result<Setting<MaintenanceWindow>, String> {

@@ -102,7 +102,7 @@ pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut
             {
                 return Err(usage(anyhow!("`recruiter groups set --most-waiting N {group}` sets how many jobs may wait in a group")));
             }
-            let store = Store::connect(connect.clone(), "recruiter limits").await?;
+            let store = Store::connect(connect, "recruiter limits").await?;
             let limit = Limit::new(limit.capacity, limit.rate);
             store.limits().set(&name, limit).await.map_err(refused)?;
             if group_of_resource(&name).is_none() {
@@ -125,10 +125,7 @@ pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut
 }
 
 pub(super) fn refused(error: SettingError) -> anyhow::Error {
-    match error {
-        SettingError::Invalid(problem) => usage(problem),
-        other @ (SettingError::Store(_) | _) => other.into(),
-    }
+    if let SettingError::Invalid(problem) = error { usage(problem) } else { error.into() }
 }
 
 /// A limit in words.
@@ -238,7 +235,7 @@ fn listed(all: &[impl ToString]) -> String {
 /// Pauses jobs.
 pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let PauseArgs { paused, reason, by } = args;
-    let store = Store::connect(connect.clone(), "recruiter pause").await?;
+    let store = Store::connect(connect, "recruiter pause").await?;
     let by = by.unwrap_or_else(this_operator);
     if store.pauses().pause(&paused, &by, reason.as_deref()).await? {
         Ok(writeln!(out, "paused {}: its jobs wait, and running jobs continue", printable(&paused.to_string(), 256))?)
@@ -266,7 +263,7 @@ pub(super) fn this_operator() -> String {
 
 /// Ends a pause.
 pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let store = Store::connect(connect.clone(), "recruiter resume").await?;
+    let store = Store::connect(connect, "recruiter resume").await?;
     let paused = printable(&args.paused.to_string(), 256);
     if store.pauses().resume(&args.paused).await? {
         Ok(writeln!(out, "resumed {paused}")?)
