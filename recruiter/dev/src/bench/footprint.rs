@@ -49,9 +49,7 @@ pub(super) struct Idle {
 impl Idle {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let setting = &Setting { workers: self.workers, concurrency: self.concurrency, ..setting.clone() };
-        let mut fleet = stage.fleet(setting).await?;
-        fleet.add_workers(setting.workers)?;
-        fleet.ready(&stage.store).await?;
+        let mut fleet = stage.ready_fleet(setting).await?;
         let processes: Vec<(&str, u32)> = fleet.processes().chain(stage.mongod().map(|pid| ("mongod", pid))).collect();
         let all_computed = || processes.iter().map(|(_, pid)| computed(*pid)).collect::<anyhow::Result<Vec<_>>>();
         wait(stage, "milliseconds until the system is idle", SETTLE).await?;

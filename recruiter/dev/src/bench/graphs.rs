@@ -92,9 +92,7 @@ impl Graphs {
 
     /// The time from the entry of a job that does nothing to the entry of the one that waits for it, on an idle system.
     async fn alone(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Times> {
-        let mut fleet = stage.fleet(setting).await?;
-        fleet.add_workers(setting.workers)?;
-        fleet.ready(&stage.store).await?;
+        let mut fleet = stage.ready_fleet(setting).await?;
         stage.progress("pipelines", self.alone);
         let mut times = Times::new();
         for _ in 0..self.alone {

@@ -140,9 +140,7 @@ async fn at_once(
     [short, long]: [u64; 2],
     job: impl Fn(u64) -> NewJob,
 ) -> anyhow::Result<AtOnce> {
-    let mut fleet = stage.fleet(setting).await?;
-    fleet.add_workers(setting.workers)?;
-    fleet.ready(&stage.store).await?;
+    let mut fleet = stage.ready_fleet(setting).await?;
     stage.store.refresh_clock().await?;
     let (due, due_ns) = (stage.store.now() + ahead, monotonic_ns() + i64::try_from(ahead.as_nanos())?);
     let begun = Monotonic::now() + ahead;

@@ -86,9 +86,7 @@ impl Ordinary {
         let mut rows = Vec::new();
         for slots in &self.slots {
             let setting = &Setting { concurrency: *slots, ..setting.clone() };
-            let mut fleet = stage.fleet(setting).await?;
-            fleet.add_workers(setting.workers)?;
-            fleet.ready(&stage.store).await?;
+            let mut fleet = stage.ready_fleet(setting).await?;
             for load in &loads {
                 rows.push(Bson::Document(self.row(stage, &mut fleet, setting, *load).await?));
                 stage.empty().await?;

@@ -117,6 +117,14 @@ impl Stage {
         self.fleet_with(setting, &[]).await
     }
 
+    /// Starts the processes of a benchmark, with the workers, and waits until they are ready.
+    pub(super) async fn ready_fleet(&self, setting: &Setting) -> anyhow::Result<Fleet> {
+        let mut fleet = self.fleet(setting).await?;
+        fleet.add_workers(setting.workers)?;
+        fleet.ready(&self.store).await?;
+        Ok(fleet)
+    }
+
     /// Like [`fleet`](Self::fleet), with further arguments for each worker.
     pub(super) async fn fleet_with(&self, setting: &Setting, worker_arguments: &[&str]) -> anyhow::Result<Fleet> {
         let arguments = ["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()];

@@ -47,9 +47,7 @@ pub(super) struct Latency {
 impl Latency {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let store = &stage.store;
-        let mut fleet = stage.fleet(setting).await?;
-        fleet.add_workers(setting.workers)?;
-        fleet.ready(store).await?;
+        let mut fleet = stage.ready_fleet(setting).await?;
         stage.progress("jobs", self.jobs);
         // A worker's own hints take its own connection, and these are the hints of an enqueuer.
         let worker = store.with_own_connections("bench-listener")?;
@@ -151,9 +149,7 @@ const EVERY: Duration = Duration::from_millis(5);
 impl Steady {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let store = &stage.store;
-        let mut fleet = stage.fleet(setting).await?;
-        fleet.add_workers(setting.workers)?;
-        fleet.ready(store).await?;
+        let mut fleet = stage.ready_fleet(setting).await?;
         let total = u64::try_from(self.duration.as_nanos() * u128::from(self.rate) / 1_000_000_000)?.max(1);
         let observer = Observer::of_archive(stage, usize::try_from(total)?).await?;
         let delay = observer.delay.percentiles();

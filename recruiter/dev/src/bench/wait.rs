@@ -24,9 +24,7 @@ pub(super) struct Wait {
 impl Wait {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let store = &stage.store;
-        let mut fleet = stage.fleet(setting).await?;
-        fleet.add_workers(setting.workers)?;
-        fleet.ready(store).await?;
+        let mut fleet = stage.ready_fleet(setting).await?;
         stage.progress("jobs", self.jobs);
         let job = || NewJob::of_class("noop", doc! {});
         let warm = job().enqueue(store).await?.id;
