@@ -101,7 +101,7 @@ impl Graphs {
             let ids = graph.pipeline((0..2).map(|_| NewJob::of_class("noop", doc! { "tell": true })));
             graph.enqueue(&stage.store).await?;
             let [first, second] = entered(stage, &ids).await?;
-            times.record(Duration::from_nanos(u64::try_from(second - first).unwrap_or(0)));
+            times.record_between(first, second);
             stage.advance(1);
             pause(Duration::from_millis(20)).await;
         }

@@ -158,9 +158,7 @@ async fn at_once(
     let mut started = Times::new();
     let told = stage.told().await?;
     anyhow::ensure!(told.len() as u64 == short, "{} of {short} jobs reported when they were entered", told.len());
-    for entered in told {
-        started.record(Duration::from_nanos(u64::try_from(entered - due_ns).unwrap_or(0)));
-    }
+    told.into_iter().for_each(|entered| started.record_between(due_ns, entered));
     Ok(AtOnce { enqueued, short: short_over - begun, all: all_over - begun, started })
 }
 

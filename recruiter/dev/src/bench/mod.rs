@@ -209,6 +209,12 @@ impl Times {
         self.0.saturating_record(u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
+    /// Records the time between two readings of the monotonic clock, in nanoseconds. What began before the acknowledgement of its
+    /// cause took no time.
+    fn record_between(&mut self, from: i64, to: i64) {
+        self.record(Duration::from_nanos(u64::try_from(to - from).unwrap_or(0)));
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "microseconds of a benchmark")]
     fn at_ms(&self, quantile: f64) -> f64 {
         self.0.value_at_quantile(quantile) as f64 / 1_000.0

@@ -34,7 +34,7 @@ impl Observer {
             stage.go_on()?;
             let acknowledged = async { stage.insert_probe().await.map(|()| monotonic_ns()) };
             let (acknowledged, (_, seen)) = tokio::try_join!(acknowledged, next(&mut stream))?;
-            delay.record(Duration::from_nanos(u64::try_from(seen - acknowledged).unwrap_or(0)));
+            delay.record_between(acknowledged, seen);
             pause(Duration::from_millis(5)).await;
         }
         let mut watching = JoinSet::new();

@@ -95,7 +95,7 @@ fn receive(mut messages: Messages, count: u64) -> JoinHandle<anyhow::Result<Time
             let message = tokio::time::timeout(ARRIVES_WITHIN, messages.next()).await??;
             let now = monotonic_ns();
             anyhow::ensure!(message.body.get_i64("number")? == i64::try_from(number)?, "message {number} is missing, or out of order");
-            times.record(Duration::from_nanos(u64::try_from(now - message.body.get_i64("sent")?).unwrap_or(0)));
+            times.record_between(message.body.get_i64("sent")?, now);
         }
         Ok(times)
     })

@@ -23,11 +23,9 @@ fn telling() -> NewJob {
     NewJob::of_class("noop", doc! { "tell": true })
 }
 
-/// Time from the acknowledged enqueue until the workable was entered, according to the job's result.
-fn waited(job: &Document, acknowledged: i64) -> Option<Duration> {
-    let entered = job.get_i64("result").ok()?;
-    // A job can be entered before its enqueuer receives the acknowledgement.
-    Some(Duration::from_nanos(u64::try_from(entered - acknowledged).unwrap_or(0)))
+/// When the workable was entered, according to the job's result.
+fn entered(job: &Document) -> anyhow::Result<i64> {
+    job.get_i64("result").map_err(|_| anyhow::anyhow!("a job did not report when it was entered: {job}"))
 }
 
 /// The arguments of `latency`: one job at a time.
@@ -62,8 +60,8 @@ impl Latency {
                     None => pause(Duration::from_millis(1)).await,
                 }
             };
-            archived.record(Duration::from_nanos(u64::try_from(monotonic_ns() - from).unwrap_or(0)));
-            started.record(waited(&job, from).ok_or_else(|| anyhow::anyhow!("a job did not report when it was entered: {job}"))?);
+            archived.record_between(from, monotonic_ns());
+            started.record_between(from, entered(&job)?);
             stage.advance(1);
             // Enough time for all processes to update the roster and become idle.
             pause(Duration::from_millis(20)).await;
@@ -182,12 +180,10 @@ impl Steady {
         for some in ids.chunks(1_000) {
             for job in store.archived_jobs(some).await? {
                 let id = JobId::from(job.get_object_id("_id")?);
-                started.record(
-                    waited(&job, acknowledged[&id]).ok_or_else(|| anyhow::anyhow!("a job did not report when it was entered: {job}"))?,
-                );
+                started.record_between(acknowledged[&id], entered(&job)?);
                 // A resumed change stream may have reported another document in place of this one.
                 if let Some(seen) = seen.get(&id) {
-                    archived.record(Duration::from_nanos(u64::try_from(seen - acknowledged[&id]).unwrap_or(0)));
+                    archived.record_between(acknowledged[&id], *seen);
                 }
             }
         }

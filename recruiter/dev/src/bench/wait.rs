@@ -46,9 +46,8 @@ impl Wait {
                 anyhow::Ok(monotonic_ns())
             };
             let (waited, archived) = tokio::try_join!(waits, looks)?;
-            let since = |at: i64| Duration::from_nanos(u64::try_from(waited - at).unwrap_or(0));
-            returned.record(since(acknowledged));
-            after_archive.record(since(archived));
+            returned.record_between(acknowledged, waited);
+            after_archive.record_between(archived, waited);
             stage.advance(1);
             pause(Duration::from_millis(20)).await;
         }
