@@ -10,16 +10,16 @@ use clap::Args;
 use nix::sys::signal::Signal;
 use recruiter_common::{
     enqueue::NewJob,
-    ids::{LeaseTerm, WorkerId},
+    ids::LeaseTerm,
     shutdown::pause,
-    store::{Channel, Hint, ProcessIdentity, Registration, Store, WorkOn},
+    store::{Hint, Store},
     telemetry::chain,
 };
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     Setting, Times, rate,
-    stage::Stage,
+    stage::{Stage, register},
     usage::{computed, percent_of_a_core},
 };
 use recruiter::assign_once;
@@ -91,7 +91,10 @@ impl Fleets {
             let mut times = Times::new();
             for _ in 0..ROUNDS {
                 stage.go_on()?;
-                let roster = roster(store, workers, slots / workers).await?;
+                let mut roster = Vec::new();
+                for _ in 0..workers {
+                    roster.push(register(store, GROUP, slots / workers).await?);
+                }
                 times.record(one_round(store, LeaseTerm::default(), slots).await?);
                 for worker in roster {
                     store.leave_if_alive(worker).await?;
@@ -153,29 +156,6 @@ impl MadeUp {
 
 fn noop() -> NewJob {
     NewJob::of_class("noop", doc! {}).in_group(GROUP)
-}
-
-/// Registers workers with free slots, without processes.
-async fn roster(store: &Store, workers: u32, slots: u32) -> anyhow::Result<Vec<WorkerId>> {
-    let mut roster = Vec::new();
-    for _ in 0..workers {
-        let announcement = Registration {
-            id: WorkerId::new(),
-            work_on: WorkOn::Groups([GROUP.to_owned()].into()),
-            classes: vec!["noop".into()],
-            policies: Vec::new(),
-            class_slots: Vec::new(),
-            capacity: slots,
-            lease_ms: 3_600_000,
-            channel: Channel::default(),
-            session: None,
-            process: ProcessIdentity::of_this_process()?,
-        };
-        store.register(&announcement).await?;
-        store.make_available(announcement.id, slots).await?;
-        roster.push(announcement.id);
-    }
-    Ok(roster)
 }
 
 /// Assigns a job to every slot. Returns the duration.

@@ -52,9 +52,9 @@ impl Idle {
         let mut fleet = stage.ready_fleet(setting).await?;
         let processes: Vec<(&str, u32)> = fleet.processes().chain(stage.mongod().map(|pid| ("mongod", pid))).collect();
         let all_computed = || processes.iter().map(|(_, pid)| computed(*pid)).collect::<anyhow::Result<Vec<_>>>();
-        wait(stage, "milliseconds until the system is idle", SETTLE).await?;
+        stage.wait("milliseconds until the system is idle", SETTLE).await?;
         let (commands, before, begun) = (stage.commands().await?, all_computed()?, Monotonic::now());
-        wait(stage, "milliseconds measured while idle", self.duration).await?;
+        stage.wait("milliseconds measured while idle", self.duration).await?;
         let (after, time) = (all_computed()?, begun.elapsed());
         let commands = per_second(&commands, &stage.commands().await?, time);
 
@@ -99,19 +99,6 @@ fn per_second(before: &BTreeMap<String, i64>, after: &BTreeMap<String, i64>, tim
     let more = after.iter().map(|(name, count)| (name, count - before.get(name).unwrap_or(&0)));
     #[expect(clippy::cast_precision_loss, reason = "a count of commands is far below 2^52")]
     more.filter(|(_, count)| *count > 0).map(|(name, count)| (name.clone(), count as f64 / time.as_secs_f64())).collect()
-}
-
-/// Waits for this time.
-async fn wait(stage: &Stage, what: &str, time: Duration) -> anyhow::Result<()> {
-    stage.progress(what, u64::try_from(time.as_millis())?);
-    let begun = Monotonic::now();
-    while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
-        stage.go_on()?;
-        let some = left.min(LOOK_EVERY);
-        pause(some).await;
-        stage.advance(u64::try_from(some.as_millis())?);
-    }
-    Ok(())
 }
 
 /// The arguments of `memory`: of a worker that runs many jobs, and of a recruiter that assigns jobs to many slots.

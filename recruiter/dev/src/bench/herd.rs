@@ -146,12 +146,7 @@ async fn at_once(
     let begun = Monotonic::now() + ahead;
     let enqueued = stage.enqueue(short + long, |number| job(number).at(due)).await?;
     anyhow::ensure!(begun > Monotonic::now(), "the jobs became due before all were enqueued: increase --ahead");
-    stage.progress("milliseconds until the jobs are due", u64::try_from(begun.saturating_duration_since(Monotonic::now()).as_millis())?);
-    while begun > Monotonic::now() {
-        stage.go_on()?;
-        pause(LOOK_EVERY).await;
-        stage.advance(u64::try_from(LOOK_EVERY.as_millis())?);
-    }
+    stage.wait("milliseconds until the jobs are due", begun.saturating_duration_since(Monotonic::now())).await?;
     let short_over = until_short_archived(stage, &mut fleet, short).await?;
     let all_over = stage.until_archived(&mut fleet, short + long).await?;
     fleet.stop().await;

@@ -13,15 +13,18 @@ use clap::Args;
 use recruiter_common::{
     enqueue::NewJob,
     failure::Failure,
-    ids::{JobId, LeaseTerm, RoundId, StartId, WorkerId},
+    ids::{JobId, LeaseTerm, RoundId, StartId},
     job::{Execution, FinishReason, IfWorkerDies},
     store::{
-        Archival, AssignedJobs, Channel, CommitSession, Conditions, Ending, Hint, Lane, Offer, Planned, ProcessIdentity, Registration,
-        Start, Store, ToStart, WorkOn,
+        Archival, AssignedJobs, Channel, CommitSession, Conditions, Ending, Hint, Lane, Offer, Planned, ProcessIdentity, Start, Store,
+        ToStart,
     },
 };
 
-use super::{Setting, rate, stage::Stage};
+use super::{
+    Setting, rate,
+    stage::{Stage, register},
+};
 
 /// Number of jobs in a batch.
 const BATCH: usize = 500;
@@ -72,23 +75,10 @@ fn lane(number: u64) -> String {
 
 /// Runs all jobs of a group in batches. Returns their number.
 async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
-    let worker = WorkerId::new();
+    let slots = u32::try_from(BATCH)?;
+    let worker = register(&store, &group, slots).await?;
     let process = ProcessIdentity::of_this_process()?;
     let mut session = CommitSession::default();
-    let announcement = Registration {
-        id: worker,
-        work_on: WorkOn::Groups([group.clone()].into()),
-        classes: vec!["noop".into()],
-        policies: Vec::new(),
-        class_slots: Vec::new(),
-        capacity: u32::try_from(BATCH)?,
-        lease_ms: i64::try_from(LEASE.as_millis())?,
-        channel: Channel::default(),
-        session: None,
-        process: process.clone(),
-    };
-    store.register(&announcement).await?;
-    store.make_available(worker, announcement.capacity).await?;
     let lane = Lane::new(group, "noop");
     let mut done = 0;
     loop {
@@ -128,7 +118,7 @@ async fn burn_down(store: Store, group: String) -> anyhow::Result<u64> {
         let ended = claims.iter().map(|claim| Archival::ended(&read[&claim.job()], *claim, ending.clone()));
         let batch: Vec<Archival> = ended.collect();
         let _ = store.archive(&mut session, &batch).await?;
-        store.report_if_unassigned_since(worker, Some(round), &Offer { slots: announcement.capacity, ..Offer::default() }).await?;
+        store.report_if_unassigned_since(worker, Some(round), &Offer { slots, ..Offer::default() }).await?;
         store.publish(&Hint::Free).await?;
         done += batch.len() as u64;
     }

@@ -16,9 +16,9 @@ use recruiter_common::{
     Keep,
     enqueue::NewJob,
     exit::Exit,
-    ids::JobId,
+    ids::{JobId, WorkerId},
     shutdown::{Shutdown, pause},
-    store::{ConnectArgs, Store},
+    store::{Channel, ConnectArgs, ProcessIdentity, Registration, Store, WorkOn},
 };
 use tempfile::TempDir;
 
@@ -65,6 +65,25 @@ impl Ends {
             Self::Deleted { .. } => Keep::Failures,
         }
     }
+}
+
+/// Registers a worker without a process, which has free slots for empty jobs of this group.
+pub(super) async fn register(store: &Store, group: &str, slots: u32) -> anyhow::Result<WorkerId> {
+    let worker = Registration {
+        id: WorkerId::new(),
+        work_on: WorkOn::Groups([group.to_owned()].into()),
+        classes: vec!["noop".into()],
+        policies: Vec::new(),
+        class_slots: Vec::new(),
+        capacity: slots,
+        lease_ms: 3_600_000,
+        channel: Channel::default(),
+        session: None,
+        process: ProcessIdentity::of_this_process()?,
+    };
+    store.register(&worker).await?;
+    store.make_available(worker.id, slots).await?;
+    Ok(worker.id)
 }
 
 /// A MongoDB with a database of its own, on which processes can be started.
@@ -321,6 +340,19 @@ impl Stage {
 
     pub(super) fn advance(&self, count: u64) {
         self.shown.inc(count);
+    }
+
+    /// Waits for this time, and shows the milliseconds that have passed.
+    pub(super) async fn wait(&self, what: &str, time: Duration) -> anyhow::Result<()> {
+        self.progress(what, u64::try_from(time.as_millis())?);
+        let begun = Monotonic::now();
+        while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) {
+            self.go_on()?;
+            let some = left.min(LOOK_EVERY);
+            pause(some).await;
+            self.advance(u64::try_from(some.as_millis())?);
+        }
+        Ok(())
     }
 
     /// The log of the processes.
