@@ -18,10 +18,8 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Done, with a result for the archive; `()` and `None` store no result.
-    ///
-    /// # Errors
-    /// [`NotDone::GiveUp`] when the result cannot be expressed in BSON: another attempt would not help.
+    /// Done, with a result for the archive; `()` and `None` store no result. [`NotDone::GiveUp`] when it cannot be expressed in BSON:
+    /// another attempt would not help.
     pub(crate) fn with(result: impl Serialize) -> Result<Self, NotDone> {
         match bson_of(&result) {
             Ok(result) => Ok(Self { result: Some(result).filter(|result| *result != Bson::Null) }),

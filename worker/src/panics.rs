@@ -10,10 +10,7 @@ use std::{
 
 use recruiter_common::failure::{self, Failure};
 
-/// Calls code of users.
-///
-/// # Errors
-/// A failure of class `panic` when the code panics.
+/// Calls code of users. A panic is a failure of class `panic`.
 pub(crate) fn guarded<T>(code: impl FnOnce() -> T) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|panic| failure_of(panic.as_ref()))
 }

@@ -27,7 +27,6 @@ use crate::{
 
 /// Makes executable values of one class from stored parameters.
 pub(crate) trait Handler: Send + Sync {
-    /// # Errors
     /// A failure of class `parameters` when the class cannot use them.
     fn decode(&self, parameters: Bson) -> Result<Arc<dyn Ready>, Failure>;
     /// The longest [`Ready::stops_within`] of all executions of the class.
@@ -131,8 +130,7 @@ impl Registry {
         self.handlers.values().filter_map(|handler| handler.stops_within()).max().unwrap_or_default()
     }
 
-    /// # Errors
-    /// A failure of class `unknown-class`.
+    /// The error has the class `unknown-class`.
     pub(crate) fn handler(&self, class: &str) -> Result<&Arc<dyn Handler>, Failure> {
         match self.handlers.get(class) {
             Some(handler) => Ok(handler),
@@ -141,10 +139,7 @@ impl Registry {
     }
 }
 
-/// Decodes a workable and asks for its time limit. Both are code of users.
-///
-/// # Errors
-/// A failure of class `parameters` or `panic`.
+/// Decodes a workable and asks for its time limit. Both are code of users. The error has the class `parameters` or `panic`.
 pub(crate) fn decode(handler: &Arc<dyn Handler>, parameters: Bson) -> Result<(Arc<dyn Ready>, Option<Duration>), Failure> {
     guarded(|| {
         let workable = handler.decode(parameters)?;

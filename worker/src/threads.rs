@@ -38,10 +38,8 @@ struct Side {
 }
 
 impl Threads {
-    /// Runs `work` in a thread of its own, within the caller's runtime and span. Returns its result or its panic.
-    ///
-    /// # Errors
-    /// When no thread can be started.
+    /// Runs `work` in a thread of its own, within the caller's runtime and span. Returns its result or its panic. Fails if no thread can be
+    /// started.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         name: &str,

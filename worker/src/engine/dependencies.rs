@@ -35,10 +35,7 @@ pub(crate) struct Dependencies {
 /// The retry policy of a job, or why it cannot be used.
 pub(crate) type Policy = Result<Arc<dyn RetryPolicy>, Failure>;
 
-/// Decodes the retry policy of a job, which is code of users.
-///
-/// # Errors
-/// The class of the policy if it is unknown.
+/// Decodes the retry policy of a job, which is code of users. The error is the class of an unknown policy.
 pub(crate) fn policy_of(policies: &RetryPolicies, job: &Job) -> Result<Policy, String> {
     let unusable = |error: &dyn std::fmt::Display| Failure::new("retry-policy", format!("the retry policy cannot be used: {error}"));
     match guarded(|| policies.decode(job.settings.retry_policy())) {

@@ -52,10 +52,7 @@ use crate::{Ended, WorkerError};
 /// The time between attempts to register while MongoDB is away.
 const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Runs one session after the other until a stop is requested or the memory limit is reached.
-///
-/// # Errors
-/// When a task of a session panics.
+/// Runs one session after the other until a stop is requested, the memory limit is reached, or a task of a session panics.
 pub(crate) async fn run(dependencies: Arc<Dependencies>, mut shutdown: Shutdown) -> Result<Ended, WorkerError> {
     let mut request = None;
     loop {

@@ -17,9 +17,6 @@ use crate::{
 };
 
 /// Adds these workables to a worker.
-///
-/// # Errors
-/// When the worker has one of the classes already.
 pub(crate) fn register(worker: Worker) -> Result<Worker, DuplicateClass> {
     let worker = worker.register::<Noop>(())?.register::<Sleep>(())?.register::<Fail>(())?.register::<Panic>(())?;
     worker.register::<ExitAbruptly>(())?.register_blocking::<Leak>(())?.register::<Count>(())

@@ -67,10 +67,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// `None` if the line is no message.
-    ///
-    /// # Errors
-    /// What is wrong with it.
+    /// `None` if the line is no message. The error says what is wrong with one.
     pub(super) fn parse(line: &[u8]) -> Option<Result<Self, String>> {
         let line = String::from_utf8_lossy(line);
         let (keyword, rest) = line.split_once(": ")?;

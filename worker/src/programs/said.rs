@@ -28,10 +28,7 @@ pub(super) struct Said {
 }
 
 impl Said {
-    /// Reads a line, or the beginning of one that was too long.
-    ///
-    /// # Errors
-    /// When it is not of the protocol.
+    /// Reads a line, or the beginning of one that was too long. Fails if it is not of the protocol.
     pub(super) fn read(line: &[u8], is_cut: bool) -> Result<Self, String> {
         let mut fields = Fields::read(&mended(line));
         if let (Some((None, problem)), false) = (&fields.problem, is_cut) {

@@ -18,8 +18,7 @@ enum Piece {
 }
 
 impl Template {
-    /// # Errors
-    /// The problem with the text, as a sentence.
+    /// The error is the problem with the text, as a sentence.
     pub(crate) fn parse(text: &str) -> Result<Self, &'static str> {
         let (mut pieces, mut literal, mut rest) = (Vec::new(), String::new(), text);
         while let Some(at) = rest.find(['{', '}', '\0']) {
