@@ -266,40 +266,38 @@ impl<'a> Schedules<'a> {
 
     /// Enqueues the jobs of these steps: all together, or step by step if one is refused. Returns the steps whose jobs are enqueued.
     async fn enqueue(&mut self, steps: Vec<Step>) -> Result<Vec<Step>, StoreError> {
-        let jobs: Result<Vec<NewJob>, _> = steps.iter().flat_map(Step::new_jobs).collect();
-        let count = jobs.as_ref().map_or(0, Vec::len);
-        if count == 0 && jobs.is_ok() {
+        if self.enqueue_together(&steps).await?.is_ok() {
             return Ok(steps);
-        }
-        if let Ok(jobs) = jobs {
-            match self.store.enqueue_many(jobs).await {
-                Ok(_) => {
-                    tracing::debug!(count, "enqueued jobs of schedules");
-                    return Ok(steps);
-                }
-                Err(EnqueueError::Store(error)) if error.is_transient() => return Err(error),
-                Err(_) => {}
-            }
         }
         let mut enqueued = Vec::with_capacity(steps.len());
         for step in steps {
-            let refused = match step.new_jobs().collect::<Result<Vec<NewJob>, _>>() {
-                Ok(jobs) => match self.store.enqueue_many(jobs).await {
-                    Ok(_) => None,
-                    Err(EnqueueError::Store(error)) if error.is_transient() => return Err(error),
-                    Err(refused) => Some(chain(&refused)),
-                },
-                Err(problem) => Some(problem.to_string()),
-            };
-            match refused {
-                None => enqueued.push(step),
-                Some(problem) => {
+            match self.enqueue_together(std::slice::from_ref(&step)).await? {
+                Ok(()) => enqueued.push(step),
+                Err(problem) => {
                     let revision = step.schedule.document.get("revision").cloned();
                     self.leave(step.schedule.name, revision, &problem);
                 }
             }
         }
         Ok(enqueued)
+    }
+
+    /// Enqueues the jobs of these steps. The inner error says why one of them is refused.
+    async fn enqueue_together(&self, steps: &[Step]) -> Result<Result<(), String>, StoreError> {
+        let jobs = match steps.iter().flat_map(Step::new_jobs).collect::<Result<Vec<NewJob>, _>>() {
+            Ok(jobs) if jobs.is_empty() => return Ok(Ok(())),
+            Ok(jobs) => jobs,
+            Err(problem) => return Ok(Err(problem.to_string())),
+        };
+        let count = jobs.len();
+        match self.store.enqueue_many(jobs).await {
+            Ok(_) => {
+                tracing::debug!(count, "enqueued jobs of schedules");
+                Ok(Ok(()))
+            }
+            Err(EnqueueError::Store(error)) if error.is_transient() => Err(error),
+            Err(refused) => Ok(Err(chain(&refused))),
+        }
     }
 }
 
