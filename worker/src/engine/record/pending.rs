@@ -30,14 +30,11 @@ pub(super) enum Entry {
     Urgent,
 }
 
-type Archivals = Vec<Unwritten<PendingEnd<Archival>>>;
-type Reschedulings = Vec<Unwritten<PendingEnd<Rescheduling>>>;
-
 /// Entries that are not written yet.
 #[derive(Default)]
 pub(super) struct Pending {
-    pub(super) archivals: Archivals,
-    pub(super) reschedulings: Reschedulings,
+    pub(super) archivals: Vec<Unwritten<PendingEnd<Archival>>>,
+    pub(super) reschedulings: Vec<Unwritten<PendingEnd<Rescheduling>>>,
     pub(super) items: Vec<Unwritten<Arc<Items>>>,
     pub(super) notes: Vec<Unwritten<Arc<Notes>>>,
 }

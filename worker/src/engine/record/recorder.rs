@@ -69,9 +69,7 @@ impl Recorder {
 
     /// Records the end of a job. `None` if the recorder's task has ended.
     pub(crate) async fn record(&self, end: JobEnd) -> Option<Recorded> {
-        let (recorded, answer) = oneshot::channel();
-        self.0.send(Entry::End(end, recorded)).ok()?;
-        answer.await.ok()
+        self.record_later(end).await.ok()
     }
 
     /// Records an end without waiting for it. The answer arrives when it is written.
