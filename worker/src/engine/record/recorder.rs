@@ -120,8 +120,7 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
     }
 }
 
-/// Waits until an entry can be written, and takes the gathered entries from the queue. Returns false if every entry is written and all
-/// senders are dropped.
+/// Waits until an entry can be written. Returns false if every entry is written and all senders are dropped.
 async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, batch: &mut Vec<Entry>) -> bool {
     let notes_wait = pending.notes_due().map(|due| due.saturating_duration_since(Monotonic::now()));
     let Some(next) = pending.next() else {
@@ -145,11 +144,6 @@ async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, b
             _ = queue.recv_many(batch, BATCH) => {}
             () = pause(wait.min(notes_wait.unwrap_or(wait))) => {}
         }
-    }
-    while batch.len() < BATCH
-        && let Ok(entry) = queue.try_recv()
-    {
-        batch.push(entry);
     }
     true
 }
