@@ -7,10 +7,11 @@ pub(crate) mod unwritten;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use recruiter_common::{
     Client,
     graphs::InputError,
@@ -39,20 +40,6 @@ pub struct Item {
     pub of: usize,
 }
 
-/// The time until the next attempt that an execution has asked for.
-#[derive(Debug, Default)]
-pub(crate) struct RetryAfter(Mutex<Option<Duration>>);
-
-impl RetryAfter {
-    fn set(&self, delay: Duration) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(delay);
-    }
-
-    pub(crate) fn get(&self) -> Option<Duration> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The information that an execution has about its job.
 pub struct Context {
     pub(crate) job: Arc<Job>,
@@ -69,7 +56,8 @@ pub struct Context {
     /// Whether it has done so.
     pub(crate) own_end: Arc<OwnEnd>,
     pub(crate) notes: NotesCell,
-    pub(crate) retry_after: RetryAfter,
+    /// The time until the next attempt that this execution has asked for.
+    pub(crate) retry_after: Mutex<Option<Duration>>,
 }
 
 impl Context {
@@ -87,7 +75,7 @@ impl Context {
             ends: None,
             own_end: Arc::default(),
             notes: NotesCell::of_item(self.notes()),
-            retry_after: RetryAfter::default(),
+            retry_after: Mutex::default(),
         }
     }
 
@@ -228,7 +216,7 @@ impl Context {
     ///
     /// It holds if this execution fails and the policy allows another attempt. A snooze has its own time.
     pub fn retry_after(&self, delay: Duration) {
-        self.retry_after.set(delay);
+        *self.retry_after.lock() = Some(delay);
     }
 
     /// Resolves when this execution should stop. [`Context::cancellation`] then returns the reason.

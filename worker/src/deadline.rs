@@ -1,10 +1,8 @@
 //! When the time limit of an execution passes.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use recruiter_common::shutdown::pause;
 
 /// The longest time until a deadline that was extended: an instant plus the longest duration would overflow.
@@ -24,16 +22,16 @@ struct Limit {
 impl Deadline {
     /// Begins a time limit, unless it is too long to ever pass.
     pub(crate) fn begin(&self, time: Duration) {
-        *self.limit() = Instant::now().checked_add(time).map(|at| Limit { at, time });
+        *self.0.lock() = Instant::now().checked_add(time).map(|at| Limit { at, time });
     }
 
     pub(crate) fn at(&self) -> Option<Instant> {
-        self.limit().map(|limit| limit.at)
+        self.0.lock().map(|limit| limit.at)
     }
 
     /// The time limit with all extensions, if it has passed.
     pub(crate) fn passed(&self) -> Option<Duration> {
-        self.limit().filter(|limit| Instant::now() >= limit.at).map(|limit| limit.time)
+        self.0.lock().filter(|limit| Instant::now() >= limit.at).map(|limit| limit.time)
     }
 
     /// Resolves when the time limit has passed.
@@ -49,16 +47,12 @@ impl Deadline {
     }
 
     pub(crate) fn extend(&self, by: Duration) -> Option<Instant> {
-        let (mut limit, now) = (self.limit(), Instant::now());
+        let (mut limit, now) = (self.0.lock(), Instant::now());
         let limit = limit.as_mut().filter(|limit| now < limit.at)?;
         let longest = now + LONGEST_EXTENSION;
         let at = limit.at.checked_add(by).map_or(longest, |at| at.min(longest)).max(limit.at);
         limit.time = limit.time.saturating_add(at - limit.at);
         limit.at = at;
         Some(at)
-    }
-
-    fn limit(&self) -> std::sync::MutexGuard<'_, Option<Limit>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

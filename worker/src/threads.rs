@@ -7,12 +7,13 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
@@ -62,7 +63,7 @@ impl Threads {
 
     /// The number of threads that still run and that no caller waits for.
     pub(crate) fn abandoned(&self) -> u32 {
-        *self.count()
+        *self.0.count.lock()
     }
 
     /// Waits until the number of abandoned threads has changed.
@@ -75,16 +76,12 @@ impl Threads {
         let side = |is_thread| Side { threads: self.clone(), is_alone: is_alone.clone(), is_thread };
         (side(false), side(true))
     }
-
-    fn count(&self) -> MutexGuard<'_, u32> {
-        self.0.count.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Side {
     fn drop(&mut self) {
         // First the lock, so that the two sides are dropped one after the other.
-        let mut count = self.threads.count();
+        let mut count = self.threads.0.count.lock();
         match (self.is_thread, self.is_alone.swap(true, Ordering::Relaxed)) {
             (false, false) => *count += 1,
             (true, true) => *count -= 1,

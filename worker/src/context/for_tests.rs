@@ -11,7 +11,7 @@ use recruiter_common::{
     store::Store,
 };
 
-use super::{Context, Item, NotesCell, RetryAfter};
+use super::{Context, Item, NotesCell};
 use crate::{
     cancellation::{Cancel, Cancellation},
     deadline::Deadline,
@@ -168,7 +168,7 @@ impl ForTests {
             ends: None,
             own_end: Arc::default(),
             notes: NotesCell::default(),
-            retry_after: RetryAfter::default(),
+            retry_after: Default::default(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What an execution needs to end its job in a transaction of its own: sessions that the roster knows, and the outcome.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use recruiter_common::{ids::WorkerId, mongodb::ClientSession, store::Store};
 
 use crate::outcome::{Done, NotDone};
@@ -37,7 +38,7 @@ impl Transactions {
 
     /// A session that is in the roster. `None` if the worker was declared dead.
     pub(crate) async fn take(&self) -> Result<Option<ClientSession>, NotDone> {
-        if let Some(session) = self.free().pop() {
+        if let Some(session) = self.free.lock().pop() {
             return Ok(Some(session));
         }
         let session = self.store.start_session().await?;
@@ -46,10 +47,6 @@ impl Transactions {
     }
 
     pub(crate) fn give_back(&self, session: ClientSession) {
-        self.free().push(session);
-    }
-
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<ClientSession>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.free.lock().push(session);
     }
 }

@@ -2,11 +2,12 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::{Duration, Instant as Monotonic},
 };
 
 use bson::{Bson, Document};
+use parking_lot::Mutex;
 use recruiter_common::{
     job::{
         Claim, Job, JobProgress,
@@ -90,7 +91,7 @@ pub(crate) struct Notes {
     /// `None` in a unit test.
     pub(crate) destination: Option<(Claim, Arc<dyn NotesQueue>)>,
     cancel: Arc<Cancel>,
-    known: Mutex<Known>,
+    pub(crate) known: Mutex<Known>,
     /// Notified when a write is answered or has failed.
     settled: Notify,
 }
@@ -129,7 +130,7 @@ pub(crate) struct Known {
 
 impl Notes {
     pub(crate) fn note(self: &Arc<Self>, fields: Fields, change: impl FnOnce(&mut Known)) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let somebody_waited = !known.waiting.is_empty();
         change(&mut known);
         known.noted.add(fields);
@@ -146,7 +147,7 @@ impl Notes {
 
     /// Ends the writes: the end of the execution writes all notes that no write contains yet.
     pub(crate) fn close(&self) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.is_closed = true;
         known.waiting.clear();
     }
@@ -156,7 +157,7 @@ impl Notes {
         loop {
             let settled = self.settled.notified();
             {
-                let mut known = self.known();
+                let mut known = self.known.lock();
                 if known.is_closed || (!known.in_flight.any() && known.waiting.is_empty()) {
                     known.is_held = true;
                     return Held(self.clone());
@@ -168,7 +169,7 @@ impl Notes {
 
     /// Lets the writes go on.
     fn release(self: &Arc<Self>) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.is_held = false;
         if let Some((_, queue)) = self.destination.as_ref().filter(|_| !known.is_closed && !known.is_queued && known.unwritten.any()) {
             known.is_queued = true;
@@ -178,13 +179,13 @@ impl Notes {
 
     /// When the next write may happen: `now`, or later.
     pub(crate) fn due(&self, now: Monotonic) -> Monotonic {
-        let known = self.known();
+        let known = self.known.lock();
         known.last_write.filter(|_| known.waiting.is_empty()).map_or(now, |last| (last + EVERY).max(now))
     }
 
     /// Removes the notes from the recorder's queue if there is nothing to write. Returns whether they were removed.
     pub(crate) fn leave_queue(&self) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.is_queued = !known.is_closed && !known.is_held && known.unwritten.any();
         !known.is_queued
     }
@@ -195,7 +196,7 @@ impl Notes {
     /// Without a claim, which only a unit test does not have.
     pub(crate) fn to_write(&self) -> Write {
         let (claim, _) = self.destination.as_ref().expect("the recorder has only notes with a claim");
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.writes += 1;
         if known.is_held {
             return Write::new(*claim, known.writes, Document::new());
@@ -208,7 +209,7 @@ impl Notes {
 
     /// Handles the answer to the last write. Refused notes are given up: they would also make the end of the job too large.
     pub(crate) fn written(&self, recorded: Recorded) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let fields = std::mem::take(&mut known.in_flight);
         let answer = match recorded {
             Recorded::Yes => Ok(()),
@@ -235,15 +236,11 @@ impl Notes {
 
     /// Notes that the last write failed or has an unknown outcome. It is repeated.
     pub(crate) fn not_written(&self) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let (again, mut awaiting) = (std::mem::take(&mut known.in_flight), std::mem::take(&mut known.awaiting));
         known.unwritten.add(again);
         known.waiting.append(&mut awaiting);
         self.settled.notify_waiters();
-    }
-
-    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Classes whose executions often take longer than the grace period, so that a stop interrupts them.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
 
 /// The number of executions of a class that are compared, one bit for each.
 const LATEST: u32 = (1 << 20) - 1;
@@ -24,7 +23,7 @@ struct Class {
 impl Outliving {
     /// Notes an execution. Returns whether the class must be reported now, which happens once.
     pub(crate) fn note(&self, class: &str, is_longer: bool) -> bool {
-        let mut classes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut classes = self.0.lock();
         if is_longer && !classes.contains_key(class) {
             classes.insert(class.to_owned(), Class::default());
         }

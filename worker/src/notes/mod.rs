@@ -29,13 +29,13 @@ pub(crate) fn at_the_end(context: &Context) -> Document {
 
 /// The notes for an end of the job in a transaction of its execution. If the transaction is aborted, the execution goes on.
 pub(crate) fn in_a_transaction(context: &Context) -> Document {
-    last(context, |notes| notes.known().may_have_ended = true)
+    last(context, |notes| notes.known.lock().may_have_ended = true)
 }
 
 fn last(context: &Context, before: impl FnOnce(&Notes)) -> Document {
     let Some(notes) = context.notes.made.get() else { return Document::new() };
     before(notes);
-    let known = notes.known();
+    let known = notes.known.lock();
     known.fields(known.noted)
 }
 
@@ -75,7 +75,7 @@ impl Context {
 
     /// The progress that this execution has reported last.
     pub fn last_progress(&self) -> Option<JobProgress> {
-        self.notes.made.get()?.known().progress.as_ref().map(|(progress, _)| progress.clone())
+        self.notes.made.get()?.known.lock().progress.as_ref().map(|(progress, _)| progress.clone())
     }
 
     /// Stores a checkpoint: a cursor that the next attempt reads with [`Context::last_checkpoint`] and continues from. `None` removes it.
@@ -128,10 +128,10 @@ impl Context {
             return Err(CheckpointError::TooLarge(size));
         }
         let notes = self.notes();
-        if notes.known().is_claim_lost {
+        if notes.known.lock().is_claim_lost {
             return Err(CheckpointError::ClaimLost);
         }
-        if waiting.is_some() && notes.known().is_held {
+        if waiting.is_some() && notes.known.lock().is_held {
             return Err(CheckpointError::InTransaction);
         }
         notes.note(Fields { checkpoint: true, ..Fields::default() }, |known| {
@@ -151,7 +151,7 @@ impl Context {
     /// When it is not of this type.
     pub fn last_checkpoint<T: DeserializeOwned>(&self) -> Result<Option<T>, CheckpointError> {
         let stored = match self.notes.made.get() {
-            Some(notes) => notes.known().checkpoint.clone(),
+            Some(notes) => notes.known.lock().checkpoint.clone(),
             None => stored_checkpoint(&self.job),
         };
         stored.map(bson::deserialize_from_bson).transpose().map_err(|error| CheckpointError::Undecodable(of_bson(&error)))
@@ -176,7 +176,7 @@ impl Context {
 
     /// The lines of the job's log, oldest first, with those of earlier attempts.
     pub fn log_lines(&self) -> Vec<String> {
-        self.notes().known().log.lines().map(|line| line.line.clone()).collect()
+        self.notes().known.lock().log.lines().map(|line| line.line.clone()).collect()
     }
 
     fn now(&self) -> recruiter_common::Instant {
@@ -233,8 +233,8 @@ mod tests {
         let job = Context::for_tests().build();
         job.checkpoint(1).unwrap();
         job.log("a line");
-        let unwritten = std::mem::take(&mut job.notes().known().unwritten);
-        job.notes().known().in_flight = unwritten;
+        let unwritten = std::mem::take(&mut job.notes().known.lock().unwritten);
+        job.notes().known.lock().in_flight = unwritten;
         job.checkpoint(2).unwrap();
         job.notes().written(Recorded::Refused);
         assert_eq!(at_the_end(&job), doc! { "checkpoint": 2 });

@@ -6,12 +6,11 @@ use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use bson::oid::ObjectId;
-
 use nix::{
     errno::Errno,
     sys::{
@@ -20,6 +19,7 @@ use nix::{
     },
     unistd::Pid,
 };
+use parking_lot::Mutex;
 use procfs::process::{Process, Stat, all_processes};
 use tokio::{
     process::{Child, Command},
@@ -97,14 +97,14 @@ impl Group {
     async fn search(&self) -> bool {
         let Some(leader) = self.id() else { return false };
         let (mark, others) = (self.mark.clone(), self.others.clone());
-        let searched = tokio::task::spawn_blocking(move || lock(&others).search(leader, &mark));
+        let searched = tokio::task::spawn_blocking(move || others.lock().search(leader, &mark));
         searched.await.unwrap_or(false)
     }
 
     fn signal_found(&self, signal: Signal) {
         if self.id().is_some() {
             self.signal(signal);
-            lock(&self.others).signal(signal);
+            self.others.lock().signal(signal);
         }
     }
 
@@ -146,7 +146,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         for search in 0..SEARCHES {
             let Some(leader) = self.id() else { break };
-            let has_found = lock(&self.others).search(leader, &self.mark);
+            let has_found = self.others.lock().search(leader, &self.mark);
             self.signal_found(Signal::SIGKILL);
             if search > 0 && !has_found {
                 break;
@@ -160,10 +160,6 @@ impl Drop for Group {
 /// one whose parent ends may not be found again.
 #[derive(Default)]
 struct Others(BTreeMap<i32, u64>);
-
-fn lock(others: &Mutex<Others>) -> MutexGuard<'_, Others> {
-    others.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Others {
     /// Returns whether there are any that were not known.

@@ -15,13 +15,14 @@ use std::{
     path::PathBuf,
     process::Stdio,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use bson::Bson;
+use parking_lot::Mutex;
 use recruiter_common::{failure::Failure, shutdown::pause};
 use serde_json::{Value, json};
 use tokio::{
@@ -162,7 +163,7 @@ impl Pool {
     /// Ends all processes: those that are idle at once, and each other one when its job has ended.
     pub(crate) async fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        std::mem::take(&mut *self.idle()).into_iter().for_each(|idle| self.end(idle.process));
+        std::mem::take(&mut *self.idle.lock()).into_iter().for_each(|idle| self.end(idle.process));
         self.ends.close();
         self.ends.wait().await;
     }
@@ -170,7 +171,7 @@ impl Pool {
     /// The process that was idle for the shortest time: the others may be ended.
     fn take(&self) -> Option<Process> {
         loop {
-            let process = self.idle().pop()?.process;
+            let process = self.idle.lock().pop()?.process;
             if !process.group.has_ended() {
                 return Some(process);
             }
@@ -179,11 +180,11 @@ impl Pool {
     }
 
     fn put_back(&self, process: Process) {
-        process.heard().job = None;
+        process.heard.lock().job = None;
         if process.jobs >= self.start.jobs_per_process || self.is_closed.load(Ordering::SeqCst) {
             return self.end(process);
         }
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         // A process that ends from now on is found by the next sweep, which its end causes.
         if process.group.has_ended() {
             return self.end(process);
@@ -211,7 +212,7 @@ impl Pool {
     /// Ends the processes that were idle for too long, and what is left of those that have ended by themselves.
     fn sweep(&self) {
         let is_over = |idle: &Idle| idle.since.elapsed() >= self.start.idle_timeout || idle.process.group.has_ended();
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         let (over, left): (Vec<Idle>, Vec<Idle>) = std::mem::take(&mut *idle).into_iter().partition(is_over);
         *idle = left;
         drop(idle);
@@ -220,10 +221,6 @@ impl Pool {
 
     fn end(&self, process: Process) {
         drop(self.ends.spawn(process.end(self.start.kill_after)));
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start(self: &Arc<Self>, job: &Context) -> io::Result<Process> {
@@ -250,7 +247,7 @@ impl Pool {
 }
 
 fn hear(heard: &Mutex<Heard>, chunk: &[u8], logs: bool) {
-    let heard = &mut *heard.lock().unwrap_or_else(PoisonError::into_inner);
+    let heard = &mut *heard.lock();
     heard.errors.push(chunk);
     if logs {
         let job = heard.job.as_ref();
@@ -259,13 +256,9 @@ fn hear(heard: &Mutex<Heard>, chunk: &[u8], logs: bool) {
 }
 
 impl Process {
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn begin(&mut self, job: &Arc<Context>) {
         self.jobs += 1;
-        *self.heard() = Heard { job: Some(job.clone()), ..Heard::default() };
+        *self.heard.lock() = Heard { job: Some(job.clone()), ..Heard::default() };
     }
 
     /// The job as a line.
@@ -376,7 +369,7 @@ impl Process {
         let status = self.group.leader.wait().await;
         // Its descendants may keep standard error open.
         let _ = timeout(LINGER, &mut self.hearing).await;
-        let errors = std::mem::take(&mut self.heard().errors);
+        let errors = std::mem::take(&mut self.heard.lock().errors);
         match status {
             Ok(status) => errors.into_failure(&settings.path, status),
             Err(error) => Failure::new("spawn", format!("cannot learn how `{}` ended: {error}", settings.path.display())),

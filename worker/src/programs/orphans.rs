@@ -3,17 +3,13 @@
 //! In such a container every process whose parent has ended becomes a child of the worker, and stays a zombie until the worker waits for
 //! it. This module does not reap the programs of jobs, nor children that other code in this process has started.
 
-use std::{
-    collections::BTreeSet,
-    io,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, io, time::Duration};
 
 use nix::{
     sys::wait::{WaitPidFlag, waitpid},
     unistd::{Pid, getpgrp},
 };
+use parking_lot::Mutex;
 use procfs::process::{Process, Stat, all_processes};
 use recruiter_common::shutdown::pause;
 use tokio::{
@@ -28,10 +24,6 @@ const SCAN_EVERY: Duration = Duration::from_millis(200);
 /// orphans are reaped.
 static PROGRAMS: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-fn programs() -> MutexGuard<'static, BTreeSet<u32>> {
-    PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Whether this process inherits orphans.
 pub(crate) fn are_inherited() -> bool {
     std::process::id() == 1
@@ -42,7 +34,7 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
     if !are_inherited() {
         return command.spawn();
     }
-    let mut programs = programs();
+    let mut programs = PROGRAMS.lock();
     let child = command.spawn()?;
     programs.extend(child.id());
     Ok(child)
@@ -51,7 +43,7 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<Child> {
 /// Removes a program whose end no execution waits for.
 pub(super) fn forget(program: u32) {
     if are_inherited() {
-        programs().remove(&program);
+        PROGRAMS.lock().remove(&program);
     }
 }
 
@@ -70,7 +62,7 @@ pub(crate) async fn reap() {
 
 fn reap_all() {
     let Ok(processes) = all_processes() else { return };
-    let programs = programs();
+    let programs = PROGRAMS.lock();
     let own_group = getpgrp().as_raw();
     let is_orphan = |stat: &Stat| {
         let is_program = u32::try_from(stat.pid).is_ok_and(|pid| programs.contains(&pid));

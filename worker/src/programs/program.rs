@@ -13,7 +13,7 @@ use std::{
     os::fd::OwnedFd,
     pin::{Pin, pin},
     process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -24,6 +24,7 @@ use futures_util::{
     future::{BoxFuture, FusedFuture, join4},
 };
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use parking_lot::Mutex;
 use recruiter_common::{failure::Failure, shutdown::pause, spec::ClassDefaults};
 use tokio::{net::unix::pipe, process::Command, time::timeout};
 
@@ -127,7 +128,6 @@ impl Invocation {
         let ended = group.ended()?;
         let mut output = Output::up_to(self.settings.result_limit);
         let obeyed = Mutex::new(Obeyed::default());
-        let obeyed = || obeyed.lock().unwrap_or_else(PoisonError::into_inner);
         let mut errors = StandardError::of(&self.settings, job);
         let stopped = {
             let child = &mut group.leader;
@@ -135,8 +135,8 @@ impl Invocation {
             let streams = join4(
                 feed(input, &self.input),
                 drain(from_output, |chunk| output.push(chunk)),
-                drain(from_errors, |chunk| errors.push(chunk, &mut obeyed())),
-                drain(messages, |chunk| obeyed().push(chunk, job)),
+                drain(from_errors, |chunk| errors.push(chunk, &mut obeyed.lock())),
+                drain(messages, |chunk| obeyed.lock().push(chunk, job)),
             );
             let (mut streams, mut ended) = (pin!(streams.fuse()), pin!(ended));
             let stopped = tokio::select! {
@@ -163,9 +163,9 @@ impl Invocation {
             return Err(stopped_by(job));
         }
         let status = group.leader.wait().await?;
-        obeyed().finish(job);
-        errors.finish(&mut obeyed());
-        let Obeyed { class, give_up, retry_after, .. } = std::mem::take(&mut *obeyed());
+        obeyed.lock().finish(job);
+        errors.finish(&mut obeyed.lock());
+        let Obeyed { class, give_up, retry_after, .. } = std::mem::take(&mut *obeyed.lock());
         if status.code() == Some(0) {
             return Ok(Done { result: output.into_result(self.settings.keeps_text) });
         }
@@ -319,7 +319,7 @@ pub(crate) mod tests {
             ends: None,
             own_end: Arc::default(),
             notes: crate::context::NotesCell::default(),
-            retry_after: crate::context::RetryAfter::default(),
+            retry_after: Default::default(),
         })
     }
 
@@ -489,7 +489,7 @@ pub(crate) mod tests {
         assert_eq!((failure.class.as_str(), failure.message.as_str()), ("SmtpDown", "`/bin/sh` exited with 4: log: no"));
         assert_eq!(job.last_progress().unwrap().to_string(), "1 of 4 (25 %), page 1");
         assert_eq!((job.last_checkpoint().unwrap(), job.log_lines()), (Some(doc! { "row": 7 }), vec!["hello".to_owned()]));
-        assert_eq!(job.retry_after.get(), Some(Duration::from_secs(7)));
+        assert_eq!(*job.retry_after.lock(), Some(Duration::from_secs(7)));
         let (ended, _) = reporting(MessagesOn::Descriptor, false, "echo 'retry-after: 7s' >&3; exit 75").await;
         assert!(matches!(ended, Err(NotDone::Snooze { after: Some(after), .. }) if after == Duration::from_secs(7)));
         let (ended, _) = reporting(MessagesOn::Descriptor, false, "printf 'give-up: no such file' >&3; exit 2").await;

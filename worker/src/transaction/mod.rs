@@ -15,7 +15,7 @@ mod abort;
 mod session;
 
 use std::{
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -114,7 +114,7 @@ impl Context {
             session.start_transaction().await?;
             let (lent, owner) = TransactionSession::new(session);
             let ended = body(lent).await;
-            let back = owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let back = owner.lock().take();
             let Some(mut session) = back else {
                 return Err(NotDone::give_up(TRANSACTION, "the body of a transaction has kept its session"));
             };

@@ -2,9 +2,10 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use recruiter_common::mongodb::ClientSession;
 
 /// The session of an open transaction. It is a [`ClientSession`], for `.session(&mut *session)`.
@@ -41,6 +42,6 @@ impl DerefMut for TransactionSession {
 /// Gives the session back, for the end of the transaction.
 impl Drop for TransactionSession {
     fn drop(&mut self) {
-        *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = self.session.take();
+        *self.owner.lock() = self.session.take();
     }
 }

@@ -32,14 +32,14 @@ impl Next {
 impl Held {
     /// Whether the session holds the job, in any phase.
     pub(crate) fn holds(&self, job: JobId) -> bool {
-        self.known().get(job).is_some()
+        self.known.lock().get(job).is_some()
     }
 
     /// Queues jobs that can be started. The first in free slots are always added, each further one if the queue stays within `BYTES`.
     /// Jobs beyond the limit of their class are not: an operator can assign a job by hand. Returns the ids of those that were not added.
     pub(crate) fn queue(&self, mut jobs: Vec<Startable>, now: Monotonic) -> Vec<JobId> {
         jobs.sort_by_key(Startable::position);
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let mut for_slots = known.free();
         let mut without_room = Vec::new();
         for job in jobs {
@@ -58,7 +58,7 @@ impl Held {
     /// The jobs of the next start, in their order: for free slots, and up to `to_lock` that are locked ahead. None of the latter before half
     /// of the last ones have got slots.
     pub(crate) fn next(&self, locks_ahead: bool, now: Monotonic) -> Next {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let (free, locked) = (known.free(), known.number(&[Phase::LockedAhead]));
         let to_lock = if locks_ahead { known.pace.to_lock_ahead() } else { 0 };
         let mut next = Next::default();
@@ -119,7 +119,7 @@ impl Held {
     /// Removes the jobs that `unqueue` takes out of the queue.
     fn take_out(&self, unqueue: impl FnOnce(&mut Known) -> Vec<Startable>) -> Vec<JobId> {
         let removed = {
-            let known = &mut *self.known();
+            let known = &mut *self.known.lock();
             let unqueued = unqueue(known);
             known.forget(unqueued)
         };
@@ -128,24 +128,24 @@ impl Held {
 
     /// Drops permits that no job has needed for a moment, or all free ones. Returns whether a report must return some.
     pub(crate) fn drop_permits(&self, all: bool, now: Monotonic) -> bool {
-        self.known().free_permits.drop_old(all, now)
+        self.known.lock().free_permits.drop_old(all, now)
     }
 
     /// The time until a job has waited too long, or permits must be returned.
     pub(crate) fn returns_in(&self) -> Option<Duration> {
-        let known = self.known();
+        let known = self.known.lock();
         let overdue_at = known.queue.oldest().map(|since| since + known.pace.patience());
         overdue_at.into_iter().chain(known.free_permits.return_at()).min().map(|at| at.saturating_duration_since(Monotonic::now()))
     }
 
     /// Notes how long a start took.
     pub(crate) fn note_start_took(&self, took: Duration) {
-        self.known().pace.start_took(took);
+        self.known.lock().pace.start_took(took);
     }
 
     /// Notes how long a report took.
     pub(crate) fn note_round_trip(&self, took: Duration) {
-        self.known().pace.round_trip(took);
+        self.known.lock().pace.round_trip(took);
     }
 }
 
@@ -262,7 +262,7 @@ mod tests {
 
     impl Drop for Last {
         fn drop(&mut self) {
-            self.1.fetch_add(usize::from(self.0.known.try_lock().is_ok()), Ordering::Relaxed);
+            self.1.fetch_add(usize::from(self.0.known.try_lock().is_some()), Ordering::Relaxed);
         }
     }
 

@@ -24,8 +24,7 @@ mod slots;
 mod startable;
 mod unconfirmed;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::Mutex;
 use recruiter_common::store::{ClassSlots, line_of_gate};
 use tokio::sync::Notify;
 
@@ -47,10 +46,6 @@ impl Held {
     /// `threads` are those of the worker's blocking jobs, `limits` its classes that have a limit.
     pub(crate) fn new(capacity: u32, threads: Threads, limits: Vec<ClassSlots>) -> Self {
         Self { known: Mutex::new(Known::new(capacity, threads, limits)), has_ended: Notify::new() }
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

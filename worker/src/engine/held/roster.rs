@@ -14,7 +14,7 @@ impl Held {
     /// no assignments. Jobs whose start is on its way are listed as prefetched: until they are locked, the recruiter must not assign them to
     /// another worker.
     pub(crate) fn offer(&self, is_accepting: bool) -> Offer {
-        let known = self.known();
+        let known = self.known.lock();
         let Offered { slots, class_slots } = known.offered(is_accepting);
         let (ready, ahead) = (known.number(&[Phase::Queued]), known.number(&Phase::QUEUED));
         Offer {
@@ -29,32 +29,32 @@ impl Held {
 
     /// The names of all permits that are held.
     pub(crate) fn permit_names(&self) -> Vec<String> {
-        self.known().permit_names()
+        self.known.lock().permit_names()
     }
 
     /// The jobs that this worker may have locked before its next report.
     pub(crate) fn working_on(&self) -> Vec<JobId> {
-        self.known().working_on()
+        self.known.lock().working_on()
     }
 
     /// The jobs that are started, without those whose end is recorded.
     pub(crate) fn started(&self) -> Vec<JobId> {
-        self.known().jobs(Phase::is_started).collect()
+        self.known.lock().jobs(Phase::is_started).collect()
     }
 
     /// The number of jobs of which only the hooks still run.
     pub(crate) fn count_recorded(&self) -> u32 {
-        self.known().number(&[Phase::Recorded])
+        self.known.lock().number(&[Phase::Recorded])
     }
 
     /// Whether jobs wait for their start.
     pub(crate) fn has_queued(&self) -> bool {
-        self.known().number(&Phase::QUEUED) > 0
+        self.known.lock().number(&Phase::QUEUED) > 0
     }
 
     /// What this worker offers, if it needs jobs: slots are free, or it accepts more ahead.
     pub(crate) fn wanted(&self, is_accepting: bool) -> Option<Offered> {
-        let known = self.known();
+        let known = self.known.lock();
         let is_needed = known.offered_slots(is_accepting) > 0 || known.pace.is_low(known.number(&Phase::QUEUED));
         is_needed.then(|| known.offered(is_accepting))
     }

@@ -12,7 +12,7 @@ impl Held {
     /// Notes that a job is started. It runs in the slot that was reserved for it, or waits for a slot if it is locked ahead. Returns its
     /// cancellation, and where the slot arrives that it waits for.
     pub(crate) fn fill(&self, job: JobId) -> (Arc<Cancel>, Option<oneshot::Receiver<()>>) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let Some((phase, cancel)) = known.get(job) else {
             debug_assert!(false, "a job is started that the session does not hold");
             return Default::default();
@@ -29,7 +29,7 @@ impl Held {
 
     /// A job that is locked ahead no longer waits for a slot. Returns whether it has got one.
     pub(crate) fn stop_waiting(&self, job: JobId) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let has_slot = known.get(job).is_some_and(|(phase, _)| Phase::IN_SLOTS.contains(&phase));
         if !has_slot {
             known.set(job, Phase::Recalled);
@@ -40,19 +40,19 @@ impl Held {
 
     /// Notes that a started job is not executed: its slot is free for another job.
     pub(crate) fn note_not_executed(&self, job: JobId) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.set(job, Phase::Ended);
         known.give_slots();
     }
 
     /// Notes that a job that was locked ahead is released.
     pub(crate) fn note_unlocked(&self, job: JobId) {
-        self.known().set(job, Phase::Unlocked);
+        self.known.lock().set(job, Phase::Unlocked);
     }
 
     /// Notes that a job was executed: its slot is free for another job.
     pub(crate) fn note_ended(&self, job: JobId) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         if known.set(job, Phase::Ended) {
             known.ended += 1;
             known.give_slots();
@@ -63,7 +63,7 @@ impl Held {
     /// Notes that the end of a job is recorded: the worker no longer holds the job, but its hooks still run. The permit of a job in a line
     /// is free now.
     pub(crate) fn note_recorded(&self, job: JobId) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let has_permits = known.has_permits(job);
         known.set(job, Phase::Recorded);
         if has_permits {
@@ -73,7 +73,7 @@ impl Held {
 
     /// Removes jobs that are not run.
     pub(crate) fn remove(&self, jobs: &[JobId]) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         for job in jobs {
             known.remove(*job);
         }
@@ -83,7 +83,7 @@ impl Held {
     /// Removes a job whose task has ended. Returns whether the recruiter must be notified that the job is not locked any more: then no jobs
     /// are accepted ahead until one ends.
     pub(crate) fn remove_ended(&self, job: JobId) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let is_unlocked = known.remove(job) == Some(Phase::Unlocked);
         if is_unlocked {
             known.pace.stall();
@@ -93,7 +93,7 @@ impl Held {
 
     /// Gives free slots to jobs that are locked ahead, and measures the pace.
     pub(crate) fn slots_changed(&self, now: Monotonic) {
-        let known = &mut *self.known();
+        let known = &mut *self.known.lock();
         known.give_slots();
         known.pace.ended(std::mem::take(&mut known.ended), now);
     }
@@ -101,7 +101,7 @@ impl Held {
     /// Notes that the machine lacked a resource to start a job.
     pub(crate) fn note_shortage(&self, reason: &str) {
         let is_new = {
-            let known = &mut *self.known();
+            let known = &mut *self.known.lock();
             known.shortage.observe(known.number(&Phase::IN_SLOTS), Monotonic::now())
         };
         if is_new {
@@ -114,20 +114,20 @@ impl Held {
 
     /// When more slots are free because a shortage has eased.
     pub(crate) fn eases_at(&self, now: Monotonic) -> Option<Monotonic> {
-        let known = self.known();
+        let known = self.known.lock();
         known.shortage.eases_at(known.capacity, now)
     }
 
     /// Cancels a job that runs, waits for its slot, or whose start is on its way. Returns whether there is such a job.
     pub(crate) fn cancel(&self, job: JobId, why: Cancellation) -> bool {
-        let cancel = self.known().get(job).filter(|(phase, _)| phase.is_cancellable()).map(|(_, cancel)| cancel.clone());
+        let cancel = self.known.lock().get(job).filter(|(phase, _)| phase.is_cancellable()).map(|(_, cancel)| cancel.clone());
         // Not under the lock: it wakes tasks.
         cancel.inspect(|cancel| cancel.cancel(why)).is_some()
     }
 
     /// Calls `apply` with the cancellation of every job.
     pub(crate) fn for_each_job(&self, apply: impl Fn(&Cancel)) {
-        let jobs: Vec<Arc<Cancel>> = self.known().cancels().cloned().collect();
+        let jobs: Vec<Arc<Cancel>> = self.known.lock().cancels().cloned().collect();
         jobs.iter().for_each(|cancel| apply(cancel));
     }
 }
@@ -160,7 +160,7 @@ mod tests {
         let held = Held::new(slots, Threads::default(), Vec::new());
         let jobs = std::array::from_fn(|index| {
             let job = limited(doc! { "priority": i64::try_from(index).expect("small") }, None);
-            let (id, mut known) = (job.id(), held.known());
+            let (id, mut known) = (job.id(), held.known.lock());
             assert!(
                 known.add(job, Monotonic::now()).is_none() && known.queue.pop_if(|_| true).is_some() && known.set(id, Phase::LockedAhead)
             );
@@ -170,7 +170,7 @@ mod tests {
     }
 
     fn phase(held: &Held, job: JobId) -> Option<Phase> {
-        held.known().get(job).map(|(phase, _)| phase)
+        held.known.lock().get(job).map(|(phase, _)| phase)
     }
 
     fn runs(held: &Held, job: JobId) -> bool {
@@ -178,14 +178,14 @@ mod tests {
     }
 
     fn free(held: &Held) -> u32 {
-        Known::free(&held.known())
+        Known::free(&held.known.lock())
     }
 
     #[test]
     fn slots_are_given_in_the_order_of_jobs_also_if_their_starts_are_answered_in_another() {
         let (held, [last, second, first]) = locked_ahead(1);
         let slots = [last, second].map(|job| held.fill(job).1.expect("it waits"));
-        assert_eq!((free(&held), held.known().number(&[Phase::LockedAhead])), (1, 3), "the start of the first is not answered");
+        assert_eq!((free(&held), held.known.lock().number(&[Phase::LockedAhead])), (1, 3), "the start of the first is not answered");
         let mut slot = held.fill(first).1.expect("it waits");
         assert!(slot.try_recv().is_ok() && runs(&held, first) && free(&held) == 0);
         held.note_ended(first);
@@ -226,7 +226,7 @@ mod tests {
         let slots = [first, second, third].map(|job| held.fill(job).1.expect("it waits"));
         assert!(!held.stop_waiting(second) && held.stop_waiting(first));
         held.note_not_executed(first);
-        assert!(runs(&held, third) && !runs(&held, second) && held.known().ended == 0);
+        assert!(runs(&held, third) && !runs(&held, second) && held.known.lock().ended == 0);
         drop(slots);
         held.note_unlocked(second);
         assert!(held.holds(second), "until its task has ended");
@@ -240,9 +240,9 @@ mod tests {
         let [first, second] = held.start_for_tests();
         let all = [Phase::Starting, Phase::LockedAhead, Phase::Recalled, Phase::Running, Phase::Ended, Phase::Unlocked, Phase::Recorded];
         for (before, after) in all.iter().flat_map(|before| all.map(|after| (*before, after))) {
-            held.known().set(first, before);
-            held.known().set(first, after);
-            let known = held.known();
+            held.known.lock().set(first, before);
+            held.known.lock().set(first, after);
+            let known = held.known.lock();
             let count = |wanted: Phase| u32::try_from(known.jobs(|phase| phase == wanted).count()).expect("small");
             assert!(all.iter().all(|phase| known.number(&[*phase]) == count(*phase)), "{before:?} {after:?}");
         }

@@ -45,19 +45,19 @@ impl Unconfirmed {
 impl Held {
     /// Adds a start that may begin until `until`, with the jobs that are not run.
     pub(crate) fn unconfirm(&self, start: StartId, jobs: HashSet<JobId>, until: Instant) {
-        self.known().unconfirmed.starts.insert(start, Start { jobs, until });
+        self.known.lock().unconfirmed.starts.insert(start, Start { jobs, until });
     }
 
     /// The unconfirmed starts, whose jobs are to be released now.
     pub(crate) fn begin_release(&self) -> HashMap<StartId, Vec<JobId>> {
-        let unconfirmed = &mut self.known().unconfirmed;
+        let unconfirmed = &mut self.known.lock().unconfirmed;
         unconfirmed.has_unreleased = true;
         unconfirmed.starts.iter().map(|(start, Start { jobs, .. })| (*start, jobs.iter().copied().collect())).collect()
     }
 
     /// Notes that these jobs are released.
     pub(crate) fn note_released(&self, claims: &[Claim]) {
-        let starts = &mut self.known().unconfirmed.starts;
+        let starts = &mut self.known.lock().unconfirmed.starts;
         for claim in claims {
             if let Some(start) = starts.get_mut(&claim.start()) {
                 start.jobs.remove(&claim.job());
@@ -68,13 +68,13 @@ impl Held {
     /// Notes that all jobs are released that were locked at `now`, but for those that MongoDB has refused. Removes the starts that can no
     /// longer lock jobs.
     pub(crate) fn end_release(&self, now: Instant, has_refused: bool) {
-        let unconfirmed = &mut self.known().unconfirmed;
+        let unconfirmed = &mut self.known.lock().unconfirmed;
         (unconfirmed.released, unconfirmed.has_unreleased) = (now, has_refused);
         unconfirmed.starts.retain(|_, start| !start.jobs.is_empty() && (has_refused || now <= start.until + SEARCHED_FOR));
     }
 
     /// The jobs of these starts that may be locked.
     pub(crate) fn unconfirmed(&self) -> HashSet<JobId> {
-        self.known().unconfirmed.jobs().collect()
+        self.known.lock().unconfirmed.jobs().collect()
     }
 }

@@ -5,11 +5,9 @@
 
 pub(super) mod heartbeat;
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use recruiter_common::{clock::Uptime, instant::Instant, shutdown::pause};
 use tokio::sync::Notify;
 
@@ -46,7 +44,7 @@ impl Lease {
 
     /// Whether a lease has ended since the last acknowledged heartbeat: no start succeeds before the next one.
     pub(crate) fn has_lapsed(&self) -> bool {
-        self.validity().is_some_and(|validity| Uptime::now() >= validity.until)
+        self.validity.lock().is_some_and(|validity| Uptime::now() >= validity.until)
     }
 
     /// Waits while the lease is over: then no job and no item begins, because another worker may be about to run it. Returns false if it
@@ -63,7 +61,7 @@ impl Lease {
 
     /// Renews the lease for `duration` after an acknowledged heartbeat that was sent at `sent` and written as `at`.
     pub(crate) fn renew(&self, sent: Uptime, at: Instant, duration: Duration) {
-        *self.validity() = Some(Validity { until: sent + duration, server_until: at + duration });
+        *self.validity.lock() = Some(Validity { until: sent + duration, server_until: at + duration });
     }
 
     /// Requests an early heartbeat: a start locked no job, perhaps because the server's clock was set forward, beyond the end of the lease.
@@ -77,11 +75,7 @@ impl Lease {
     }
 
     fn until_at(&self, now: Uptime) -> Option<Instant> {
-        self.validity().filter(|validity| now < validity.until).map(|validity| validity.server_until)
-    }
-
-    fn validity(&self) -> MutexGuard<'_, Option<Validity>> {
-        self.validity.lock().unwrap_or_else(PoisonError::into_inner)
+        self.validity.lock().filter(|validity| now < validity.until).map(|validity| validity.server_until)
     }
 }
 

@@ -3,12 +3,10 @@
 //! A bundle does not wait until its progress is written. While MongoDB is unreachable, its items continue as long as the lease holds. Their
 //! outcomes are written later, or with the end of the bundle, which contains all outcomes.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use bson::Bson;
+use parking_lot::Mutex;
 use recruiter_common::{
     job::{
         Claim,
@@ -60,17 +58,17 @@ impl Items {
 
     /// The indexes of the pending items.
     pub(crate) fn remaining(&self) -> Vec<usize> {
-        self.known().outcomes.iter().enumerate().filter(|(_, outcome)| is_pending(outcome)).map(|(index, _)| index).collect()
+        self.known.lock().outcomes.iter().enumerate().filter(|(_, outcome)| is_pending(outcome)).map(|(index, _)| index).collect()
     }
 
     /// Reads all outcomes.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&[Bson]) -> T) -> T {
-        read(&self.known().outcomes)
+        read(&self.known.lock().outcomes)
     }
 
     /// Notes the outcome of an item. Returns whether the bundle must be put into the recorder's queue.
     pub(crate) fn note(&self, index: usize, outcome: Bson) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.outcomes[index] = outcome;
         known.unwritten.insert(index);
         !std::mem::replace(&mut known.is_queued, true)
@@ -78,19 +76,19 @@ impl Items {
 
     /// Ends the progress writes: the end of the bundle writes all outcomes that no write contains yet.
     pub(crate) fn close(&self) {
-        self.known().is_closed = true;
+        self.known.lock().is_closed = true;
     }
 
     /// Removes the bundle from the recorder's queue if there is nothing to write. Returns whether it was removed.
     pub(crate) fn leave_queue(&self) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.is_queued = !known.is_closed && !known.unwritten.is_empty();
         !known.is_queued
     }
 
     /// The next write.
     pub(crate) fn to_write(&self) -> Progress {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.in_flight = std::mem::take(&mut known.unwritten);
         let is_few = known.in_flight.len() * FEW < known.outcomes.len();
         if known.has_list && is_few {
@@ -103,7 +101,7 @@ impl Items {
     /// Handles the answer to the last write. If MongoDB refused it, the end of the bundle writes its outcomes. A bundle that has lost its
     /// claim is cancelled.
     pub(crate) fn written(&self, recorded: Recorded) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.in_flight.clear();
         match recorded {
             Recorded::Yes => known.has_list = true,
@@ -117,12 +115,8 @@ impl Items {
 
     /// Notes that the last write failed or has an unknown outcome. Its outcomes are written again.
     pub(crate) fn not_written(&self) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let mut again = std::mem::take(&mut known.in_flight);
         known.unwritten.append(&mut again);
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

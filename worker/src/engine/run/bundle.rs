@@ -91,7 +91,7 @@ impl Bundle {
             Ok((workable, limit)) => {
                 let context = Arc::new(self.context_of(index, bundle, cancel.clone()));
                 let ended = place.execute(workable.clone(), &context, limit).await;
-                (Some(workable), ended, context.retry_after.get())
+                (Some(workable), ended, *context.retry_after.lock())
             }
             Err(failure) => (None, Err(NotDone::Failed(failure)), None),
         };

@@ -14,7 +14,7 @@ use tracing::Instrument as _;
 use super::{bundle::Bundle, continuation, events::span_of, place::Place};
 use crate::{
     cancellation::{Cancel, Cancellation},
-    context::{Context, NotesCell, RetryAfter},
+    context::{Context, NotesCell},
     deadline::Deadline,
     engine::{
         dependencies::Policy,
@@ -93,7 +93,7 @@ impl Unit {
             ends,
             own_end: Arc::default(),
             notes,
-            retry_after: RetryAfter::default(),
+            retry_after: Default::default(),
         });
         Box::new(Self { context, policy, payload })
     }
@@ -118,7 +118,7 @@ impl Unit {
             }
             (None, ended) => self.verdict(ended, at),
         };
-        let verdict = verdict.put_off(self.context.retry_after.get(), at);
+        let verdict = verdict.put_off(*self.context.retry_after.lock(), at);
         #[cfg(feature = "opentelemetry")]
         super::traces::end(with_verdict, &verdict);
         Box::new(Ended { verdict, at, is_recorded })

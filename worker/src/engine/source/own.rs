@@ -9,9 +9,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use recruiter_common::{
     ids::JobId,
     instant::Instant,
@@ -63,7 +64,7 @@ impl OwnJobs {
     /// Whether this process may execute the job. The others are for the workers: a recruiter observes their limits, pauses and dates.
     pub(crate) fn may_take(&self, job: &Job) -> bool {
         let is_plain = job.gate.is_none() && job.replaced.is_none() && !job.is_waiting && job.graph.is_none() && job.expires_at.is_none();
-        let state = self.state();
+        let state = self.state.lock();
         let Some(settings) = state.settings.as_ref().filter(|_| is_plain && self.classes.contains(&job.class)) else { return false };
         let is_free =
             settings.groups.get(job.settings.group()).is_none_or(|group| group.limit == Limit::default() && group.maintenance.is_empty());
@@ -72,7 +73,7 @@ impl OwnJobs {
 
     /// Gives an enqueued job to the session. The answer is dropped if the session does not execute it. `None` if no session takes jobs.
     pub(crate) fn submit(&self, job: JobId, due: Instant) -> Option<oneshot::Receiver<OwnEnd>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.settings.as_ref()?;
         let (sender, answer) = oneshot::channel();
         state.waiting.insert(job, Caller { answer: sender, due, is_entered: false });
@@ -87,7 +88,7 @@ impl OwnJobs {
         while jobs.is_empty() {
             // This value has a sender itself, so the queue stays open.
             queue.recv_many(&mut jobs, AT_ONCE).await;
-            let state = self.state();
+            let state = self.state.lock();
             jobs.retain(|job| state.waiting.contains_key(job));
         }
         jobs
@@ -95,19 +96,19 @@ impl OwnJobs {
 
     /// Whether the job is as its caller has enqueued it: neither started nor given another date since.
     pub(crate) fn is_unchanged(&self, job: &Job) -> bool {
-        job.attempts == 0 && self.state().waiting.get(&job.id).is_some_and(|caller| job.due() == Some(caller.due))
+        job.attempts == 0 && self.state.lock().waiting.get(&job.id).is_some_and(|caller| job.due() == Some(caller.due))
     }
 
     /// Notes that the job is executed now.
     pub(crate) fn note_entered(&self, job: JobId) {
-        if let Some(caller) = self.state().waiting.get_mut(&job) {
+        if let Some(caller) = self.state.lock().waiting.get_mut(&job) {
             caller.is_entered = true;
         }
     }
 
     /// Answers the caller: its job was executed.
     pub(crate) fn note_ended(&self, job: JobId, end: OwnEnd) {
-        if let Some(caller) = self.state().waiting.remove(&job) {
+        if let Some(caller) = self.state.lock().waiting.remove(&job) {
             // The caller may have gone.
             let _ = caller.answer.send(end);
         }
@@ -115,13 +116,13 @@ impl OwnJobs {
 
     /// Answers the callers: these jobs are not executed here.
     pub(crate) fn give_up<'a>(&self, jobs: impl IntoIterator<Item = &'a JobId>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         jobs.into_iter().for_each(|job| drop(state.waiting.remove(job)));
     }
 
     /// A session takes jobs from now on, under these settings.
     pub(crate) fn open(&self, settings: Settings) {
-        self.state().settings = Some(settings);
+        self.state.lock().settings = Some(settings);
         self.has_opened.notify_one();
     }
 
@@ -132,7 +133,7 @@ impl OwnJobs {
 
     /// No further job is taken. Answers the callers whose jobs the session has not got yet.
     pub(crate) fn close(&self) {
-        self.state().settings = None;
+        self.state.lock().settings = None;
         // The session that calls this does not wait for jobs meanwhile.
         let Ok(mut queue) = self.queue.try_lock() else { return };
         while let Ok(job) = queue.try_recv() {
@@ -142,15 +143,11 @@ impl OwnJobs {
 
     /// The session has ended. The ends of jobs that were executed are not known here, and the others are for the workers.
     pub(crate) fn clear(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.settings = None;
         for (_, caller) in state.waiting.drain().filter(|(_, caller)| caller.is_entered) {
             let _ = caller.answer.send(None);
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
