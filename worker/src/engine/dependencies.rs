@@ -13,7 +13,6 @@ use recruiter_common::{
 use super::{outliving::Outliving, source::Source};
 use crate::{config::WorkerConfig, event::Listener, layer::Layers, panics::guarded, registry::Registry};
 
-/// What all sessions of a worker process use.
 pub(crate) struct Dependencies {
     pub(crate) store: Arc<Store>,
     /// The same database over connections of its own, which job traffic cannot exhaust.

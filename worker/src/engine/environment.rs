@@ -5,8 +5,6 @@ use std::sync::Arc;
 use super::{dependencies::Dependencies, held::Held, lease::Lease, record::recorder::Recorder};
 use crate::context::Transactions;
 
-/// What the running jobs of one session share.
-///
 /// No workable may hold it: the recorder ends when all references to it are dropped, and a workable may never return.
 pub(crate) struct Environment {
     pub(crate) dependencies: Arc<Dependencies>,
