@@ -118,13 +118,10 @@ impl<'a> Consumers<'a> {
     /// The store of all readers. It is made for the first group.
     fn own_store(&mut self) -> Store {
         if self.own.is_none() {
-            self.own = match self.store.with_connections("recruiter-consumers", CONNECTIONS) {
-                Ok(own) => Some(own),
-                Err(error) => {
-                    tracing::warn!(error = chain(&error), "consumer groups share the connections of the recruiter");
-                    None
-                }
-            };
+            match self.store.with_connections("recruiter-consumers", CONNECTIONS) {
+                Ok(own) => self.own = Some(own),
+                Err(error) => tracing::warn!(error = chain(&error), "consumer groups share the connections of the recruiter"),
+            }
         }
         self.own.clone().unwrap_or_else(|| self.store.clone())
     }

@@ -208,7 +208,7 @@ impl Admission {
 
     /// How many permits of the lane's resources are held: as many of its first jobs may be in flight.
     pub(crate) fn held(&self, lane: &Lane) -> usize {
-        let limits = self.limits_of(lane).unwrap_or_default();
+        let limits = self.settings.limits_of(lane).unwrap_or_default();
         limits.iter().map(|(resource, _)| self.holders.count(resource)).max().unwrap_or(0)
     }
 
@@ -241,7 +241,7 @@ impl Admission {
         if lane.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some()) || self.closures.closes_soon(&lane.group, now).is_some() {
             return None;
         }
-        let limits = self.limits_of(lane).ok()?;
+        let limits = self.settings.limits_of(lane).ok()?;
         let may_go_on = |(resource, limit): &(String, Limit)| {
             limit.rate.is_none() && limit.capacity.is_none_or(|capacity| self.used(resource) <= capacity as usize)
         };
@@ -257,7 +257,7 @@ impl Admission {
 
     /// The limited resources of a lane.
     pub(crate) fn resources(&self, lane: &Lane) -> impl Iterator<Item = String> {
-        self.limits_of(lane).unwrap_or_default().into_iter().map(|(resource, _)| resource)
+        self.settings.limits_of(lane).unwrap_or_default().into_iter().map(|(resource, _)| resource)
     }
 
     /// The workers in which a further job of this full lane can wait for permits.
@@ -327,11 +327,6 @@ impl Admission {
     /// How many jobs of this lane may start, and the limits that apply to it.
     fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), NotAdmitted> {
         self.settings.admit(lane, &Now(self, now))
-    }
-
-    /// The limits of the lane's resources and of its group.
-    fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, NotAdmitted> {
-        self.settings.limits_of(lane)
     }
 }
 

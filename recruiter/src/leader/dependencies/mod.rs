@@ -131,9 +131,8 @@ impl<'a> Dependencies<'a> {
     /// Reads the jobs that wait and are not known yet, and looks up all jobs whose ends are not known.
     async fn scan(&mut self) -> Result<(), StoreError> {
         let waiting = self.store.waiting_jobs().await?;
-        let new: Vec<JobId> = waiting.clone();
-        self.table.retain(&waiting.into_iter().collect());
-        self.learn(&new).await?;
+        self.table.retain(&waiting.iter().copied().collect());
+        self.learn(&waiting).await?;
         self.look_up(self.table.awaited()).await
     }
 
@@ -143,8 +142,8 @@ impl<'a> Dependencies<'a> {
         let mut awaited = Vec::new();
         for some in new.chunks(BATCH) {
             let (jobs, invalid) = self.store.waiting_among(some).await?;
-            let mut refused: Vec<(JobId, Failure)> = Vec::new();
-            refused.extend(invalid.into_iter().map(|job| (job, Failure::new(failure::MALFORMED, "the document is not a job"))));
+            let malformed = |job| (job, Failure::new(failure::MALFORMED, "the document is not a job"));
+            let mut refused: Vec<(JobId, Failure)> = invalid.into_iter().map(malformed).collect();
             for job in jobs {
                 match job.edges.clone() {
                     Ok(edges) => {
