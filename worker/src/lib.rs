@@ -232,7 +232,7 @@ impl Worker {
     /// # Errors
     /// When the worker has the class already.
     pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
-        let threads = self.registry.threads().clone();
+        let threads = self.registry.threads.clone();
         self.registry.add(W::CLASS, Arc::new(Blocking::<W> { state: state.into(), threads, hook_threads: Threads::default() }))?;
         Ok(self)
     }
@@ -259,10 +259,10 @@ impl Worker {
             self.pools.extend(program.pool.clone());
             let (concurrency, defaults) = (program.concurrency, program.defaults.clone());
             self.registry.add(&class, Arc::new(program))?;
-            self.registry.set_defaults(&class, defaults);
             if let Some(jobs) = concurrency {
                 self.registry.limit(&class, jobs).expect("it was registered just now");
             }
+            self.registry.defaults.insert(class, defaults);
         }
         Ok(self)
     }

@@ -61,10 +61,10 @@ pub(crate) struct Registry {
     handlers: BTreeMap<String, Arc<dyn Handler>>,
     /// How many jobs run at a time of the classes that have a limit.
     concurrency: BTreeMap<String, NonZeroU32>,
-    /// The defaults of the classes of a workables file.
-    defaults: BTreeMap<String, ClassDefaults>,
+    /// The defaults of the classes of a workables file, which the worker declares when it registers.
+    pub(crate) defaults: BTreeMap<String, ClassDefaults>,
     /// The threads of all blocking classes.
-    threads: Threads,
+    pub(crate) threads: Threads,
 }
 
 /// Two workables were registered under one class.
@@ -97,24 +97,9 @@ impl Registry {
         Ok(())
     }
 
-    /// Sets the defaults of a class, which the worker declares when it registers.
-    #[cfg(feature = "process")]
-    pub(crate) fn set_defaults(&mut self, class: &str, defaults: ClassDefaults) {
-        self.defaults.insert(class.to_owned(), defaults);
-    }
-
-    /// The defaults of the classes of a workables file.
-    pub(crate) fn defaults(&self) -> &BTreeMap<String, ClassDefaults> {
-        &self.defaults
-    }
-
     /// The limits of the classes, as long as none of their jobs is here.
     pub(crate) fn class_slots(&self) -> Vec<ClassSlots> {
         self.concurrency.iter().map(|(class, jobs)| ClassSlots { class: class.clone(), free: jobs.get() }).collect()
-    }
-
-    pub(crate) fn threads(&self) -> &Threads {
-        &self.threads
     }
 
     pub(crate) fn has(&self, class: &str) -> bool {

@@ -202,7 +202,7 @@ pub(crate) async fn run(
             }
             if json {
                 json_line(out, &outcome(*job, changed, args.dry_run))?;
-            } else if is_failure(changed) && named < NAMED {
+            } else if matches!(changed, Changed::Refused(_)) && named < NAMED {
                 named += 1;
                 bar.suspend(|| writeln!(std::io::stderr(), "{job}: {}", message(changed, args.dry_run)))?;
             }
@@ -328,11 +328,6 @@ fn participle(change: &Change) -> &'static str {
         Change::Cancel => "cancelled",
         Change::Delete => "deleted",
     }
-}
-
-/// Whether the change was refused, so that a person must check the job.
-fn is_failure(changed: &Changed) -> bool {
-    changed.word() == "refused"
 }
 
 /// Number of jobs that matched but were not changed.

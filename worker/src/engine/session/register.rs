@@ -54,7 +54,7 @@ impl Session {
         }
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
         let registry = &dependencies.registry;
-        let held = Arc::new(Held::new(config.concurrency, registry.threads().clone(), registry.class_slots()));
+        let held = Arc::new(Held::new(config.concurrency, registry.threads.clone(), registry.class_slots()));
         dependencies.watchdog.progress();
         let heartbeat = Heartbeat {
             store: dependencies.heartbeat_store.clone(),
@@ -91,11 +91,11 @@ impl Session {
 
 /// Declares the defaults of the classes of the workables file. Writes only what has changed.
 async fn declare_classes(store: &Store, registry: &Registry) -> Result<(), StoreError> {
-    if registry.defaults().is_empty() {
+    if registry.defaults.is_empty() {
         return Ok(());
     }
     let mut declared = store.class_defaults().await?;
-    for (class, defaults) in registry.defaults() {
+    for (class, defaults) in &registry.defaults {
         if declared.remove(class).unwrap_or_default() != *defaults {
             store.declare_class(class, defaults).await?;
         }

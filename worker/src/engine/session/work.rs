@@ -44,7 +44,7 @@ impl Work {
         let dependencies = &environment.dependencies;
         Self {
             worker,
-            tasks: Tasks::new(environment.held.clone(), dependencies.registry.threads().clone()),
+            tasks: Tasks::new(environment.held.clone(), dependencies.registry.threads.clone()),
             turn: Turn::new(Store::clone(&dependencies.store), worker),
             intake: Intake::new(environment.clone(), worker),
             starts: InFlight::new(environment.clone(), worker),
