@@ -72,9 +72,6 @@ pub(super) fn json_line(out: &mut impl Write, view: &impl Serialize) -> io::Resu
 }
 
 /// Writes one document as one line of JSON.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn document_line(out: &mut impl Write, document: Document) -> io::Result<()> {
     json_line(out, &extended(document))
 }
@@ -189,9 +186,6 @@ impl Row {
 
 /// Writes rows, at least one, under the titles of their columns. Each column is as wide as its widest cell. If the table is
 /// wider than the screen, the widest columns that may be cut are cut.
-///
-/// # Errors
-/// When it cannot be written.
 pub fn table(out: &mut impl Write, screen: Screen, rows: &[Row]) -> io::Result<()> {
     let columns: Vec<&Cell> = rows.iter().take(1).flat_map(|row| row.shown(screen)).collect();
     let mut table = Builder::from_iter(rows.iter().map(|row| row.shown(screen).map(|cell| cell.text.as_str())));

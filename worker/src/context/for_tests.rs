@@ -133,9 +133,6 @@ impl ForTests {
     }
 
     /// The context.
-    ///
-    /// # Panics
-    /// Never: the job has all required fields.
     pub fn build(self) -> Context {
         let job = doc! {
             "_id": JobId::new(),

@@ -191,9 +191,6 @@ impl Notes {
     }
 
     /// The next write. It is empty if a transaction began meanwhile.
-    ///
-    /// # Panics
-    /// Without a claim, which only a unit test does not have.
     pub(crate) fn to_write(&self) -> Write {
         let (claim, _) = self.destination.as_ref().expect("the recorder has only notes with a claim");
         let mut known = self.known.lock();

@@ -139,9 +139,6 @@ enum What {
 }
 
 /// Runs a benchmark and writes its result.
-///
-/// # Errors
-/// When something cannot be started, MongoDB cannot be used, or a job is missing.
 pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let stage = Stage::set(&args.setting, shutdown).await?;
     let setting = &args.setting;

@@ -116,9 +116,6 @@ impl Execution {
     }
 
     /// The end, as it would be recorded.
-    ///
-    /// # Panics
-    /// Never: nothing takes the claim of such an execution.
     pub fn ran(&self) -> Ran {
         Ran::of(&self.ended.verdict).expect("nothing takes the claim of an execution that has no session")
     }
