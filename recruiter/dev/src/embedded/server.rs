@@ -35,7 +35,7 @@ const CACHE: &str = "--wiredTigerCacheSizeGB";
 const OPLOG: &str = "--oplogSize";
 
 /// How to run the mongod. [`Options::new`] has the defaults of a development database.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The program, from [`find_or_fetch`](super::find_or_fetch).
     pub mongod: PathBuf,
@@ -63,17 +63,7 @@ pub struct Options {
 impl Options {
     /// A replica set on a free port that keeps its data in `data_dir`, without test commands.
     pub fn new(mongod: impl Into<PathBuf>, data_dir: impl Into<PathBuf>) -> Self {
-        Self {
-            mongod: mongod.into(),
-            data_dir: data_dir.into(),
-            port: None,
-            test_commands: false,
-            temporary: false,
-            standalone: false,
-            member: false,
-            arguments: Vec::new(),
-            environment: Vec::new(),
-        }
+        Self { mongod: mongod.into(), data_dir: data_dir.into(), ..Self::default() }
     }
 
     /// The same in a new temporary directory, which is deleted when the mongod ends.

@@ -28,6 +28,7 @@ pub(crate) struct Items {
     known: Mutex<Known>,
 }
 
+#[derive(Default)]
 struct Known {
     /// In the form in which they are stored.
     outcomes: Vec<Bson>,
@@ -45,14 +46,7 @@ struct Known {
 
 impl Items {
     pub(crate) fn new(claim: Claim, bundle: &Bundle, cancel: Arc<Cancel>) -> Self {
-        let known = Known {
-            outcomes: bundle.outcomes.clone(),
-            has_list: bundle.has_list,
-            unwritten: BTreeSet::new(),
-            in_flight: BTreeSet::new(),
-            is_queued: false,
-            is_closed: false,
-        };
+        let known = Known { outcomes: bundle.outcomes.clone(), has_list: bundle.has_list, ..Known::default() };
         Self { claim, cancel, known: Mutex::new(known) }
     }
 
