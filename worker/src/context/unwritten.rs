@@ -1,7 +1,6 @@
 //! The notes of one execution, and which of them are not written yet.
 
 use std::{
-    fmt,
     sync::{Arc, OnceLock},
     time::{Duration, Instant as Monotonic},
 };
@@ -263,11 +262,5 @@ impl Known {
         let chosen =
             [fields.progress.then(progress).flatten(), fields.checkpoint.then(checkpoint).flatten(), fields.log.then(log).flatten()];
         chosen.into_iter().flatten().map(|(field, value)| (field.to_owned(), value)).collect()
-    }
-}
-
-impl fmt::Debug for NotesCell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NotesCell").finish_non_exhaustive()
     }
 }
