@@ -126,34 +126,29 @@ impl Rounds<'_> {
         shutdown: &mut Shutdown,
     ) -> Trigger {
         let mut trigger = Trigger::default();
-        // Hints that have already arrived are read even if there is no time to wait.
-        while let Some(hint) = hints.try_next() {
-            self.note(hint, &mut trigger, assigning);
-        }
-        while let Ok(jobs) = self.released.try_recv() {
-            trigger.announced.extend(jobs);
-        }
-        while trigger.is_empty() {
+        loop {
+            // Hints that have already arrived are read even if there is no time to wait.
+            while let Some(hint) = hints.try_next() {
+                self.note(hint, &mut trigger, assigning);
+            }
+            while let Ok(jobs) = self.released.try_recv() {
+                trigger.announced.extend(jobs);
+            }
+            if !trigger.is_empty() {
+                return trigger;
+            }
             let due = next_due.into_iter().chain(assigning.alarms.next()).min();
             // One millisecond more, because the estimated server time is cut to whole milliseconds.
             let until_due =
                 due.map_or(Duration::MAX, |due| (due - self.store.now()).to_std().unwrap_or_default() + Duration::from_millis(1));
             let until_scan = until.saturating_duration_since(Monotonic::now());
-            let mut next = tokio::select! {
-                hint = hints.next() => Some(hint),
-                Some(jobs) = self.released.recv() => {
-                    trigger.announced.extend(jobs);
-                    hints.try_next()
-                }
+            tokio::select! {
+                hint = hints.next() => self.note(hint, &mut trigger, assigning),
+                Some(jobs) = self.released.recv() => trigger.announced.extend(jobs),
                 () = pause(until_due.min(until_scan)) => return trigger,
                 () = shutdown.requested() => return trigger,
-            };
-            while let Some(hint) = next {
-                self.note(hint, &mut trigger, assigning);
-                next = hints.try_next();
             }
         }
-        trigger
     }
 
     /// Adds a hint to the trigger, or passes it on to the duty of dependencies.
