@@ -29,10 +29,7 @@ enum Command {
 }
 
 impl Config {
-    /// Starts logging and runs the command. A second signal ends it at once.
-    ///
-    /// # Errors
-    /// The error of the command, with its [`Exit`](recruiter_common::exit::Exit) if that is not 1.
+    /// Runs the command, [`until_stopped`].
     pub async fn run(self) -> anyhow::Result<()> {
         let log = if matches!(self.command, Command::Dev(_)) { self.log.clone() } else { self.log.clone().quietly() };
         until_stopped(&log, |shutdown| self.dispatch(shutdown)).await

@@ -187,10 +187,7 @@ impl Config {
         if matches!(self.command, Command::Run(_)) { self.log.clone() } else { self.log.clone().quietly() }
     }
 
-    /// Starts logging and runs the command. A second signal ends it at once.
-    ///
-    /// # Errors
-    /// The error of the command, with its [`Exit`] if that is not 1.
+    /// Runs the command, [`until_stopped`].
     pub async fn run(self) -> anyhow::Result<()> {
         if matches!(self.command, Command::Dev(_) | Command::Demo(_) | Command::Bench(_)) {
             return Err(dev::become_recruiter_dev());
