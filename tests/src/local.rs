@@ -36,7 +36,14 @@ pub async fn store(database: &TestDatabase) -> Store {
     Store::connect(&connect_args(database), "test").await.expect("the test's MongoDB is there")
 }
 
-/// The same behind a network that can be broken.
+/// A database of the shared MongoDB, with its schema, and its store.
+pub async fn prepared() -> (TestDatabase, Store) {
+    let database = TestDatabase::new().await;
+    let store = store(&database).await;
+    (database, store)
+}
+
+/// The store of a test's database behind a network that can be broken.
 pub async fn store_behind_a_proxy(database: &TestDatabase) -> (Proxy, Store) {
     let proxy = Proxy::before(database.uri()).await;
     let connect = ConnectArgs { uri: proxy.uri(database.name()), ..connect_args(database) };

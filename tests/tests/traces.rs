@@ -15,7 +15,7 @@ use recruiter_common::{NewJob, traces::remote};
 use recruiter_testing::run_inline;
 use recruiter_tests::{
     factory::minimal_job,
-    local::{Local, store},
+    local::{Local, prepared, store},
     mongo::TestDatabase,
     wait::{SOON, wait_for},
 };
@@ -183,8 +183,7 @@ async fn a_bundle_is_one_span_which_has_failed_if_an_item_has() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_without_a_valid_trace_is_the_root_of_a_new_one() {
     LazyLock::force(&ENDED);
-    let database = TestDatabase::new().await;
-    let _creates_the_collections = store(&database).await;
+    let (database, _creates_the_collections) = prepared().await;
     let (_recruiter, _worker) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(), &[]));
     let mut jobs = Vec::new();
     for trace in [None, Some("no trace"), Some("00-00000000000000000000000000000000-0000000000000000-01")] {

@@ -275,8 +275,7 @@ async fn a_long_job_of_a_healthy_worker_is_left_alone() {
 /// A worker whose main loop hangs runs no job to its end: it sends no heartbeats, although that task goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_worker_whose_main_loop_hangs_is_taken_for_dead() {
-    let database = TestDatabase::new().await;
-    let store = local::store(&database).await;
+    let (database, store) = local::prepared().await;
     let cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "3s", "--every", "500ms"]);
     let recruiter = Local::recruiter(&database, &[]);
     let (let_go, hangs) = std::sync::mpsc::channel::<()>();

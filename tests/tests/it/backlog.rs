@@ -8,7 +8,7 @@ use mongodb::ClientSession;
 use recruiter_common::{EnqueueError, NewJob, ids::WorkerId, limits::SettingError, shutdown::pause, store::Store};
 use recruiter_tests::{
     factory::{minimal_job, started},
-    local::{ids, store},
+    local::{ids, prepared, store},
     mongo::TestDatabase,
     processes::{Setup, System},
     steps::step,
@@ -33,8 +33,7 @@ async fn is_full(store: &Store, count: usize) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_full_group_accepts_no_job_until_one_has_started() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.groups().set_most_waiting("generic", Some(10)).await.unwrap();
     assert!(is_full(&store, 11).await, "more than there can ever be");
     assert!(!is_full(&store, 8).await && is_full(&store, 3).await && !is_full(&store, 2).await && is_full(&store, 1).await);
@@ -63,8 +62,7 @@ async fn a_full_group_accepts_no_job_until_one_has_started() {
 /// Each key by itself, across all groups; the lowest cap of several resources.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn as_many_jobs_wait_for_a_key_as_its_limit_allows() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let job =
         |limits: &[&str], group: &str| limits.iter().fold(NewJob::of_class("noop", doc! {}), |job, name| job.limit(*name)).in_group(group);
     let set = |name: &str, most: &str| recruiter(&database, &["limits", "set", name, "--capacity", "1", "--most-waiting", most]);
@@ -106,8 +104,7 @@ async fn as_many_jobs_wait_for_a_key_as_its_limit_allows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn wrong_caps_of_resources_are_refused_with_the_reason() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     for (args, said) in [
         (["limits", "set", "@mail", "--capacity", "1", "--most-waiting", "5"], "recruiter groups set"),
         (["limits", "set", "printer", "--capacity", "1", "--most-waiting", "0"], "--most-waiting"),
@@ -164,8 +161,7 @@ async fn a_cap_is_approximate_and_by_how_much() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_caller_can_wait_for_room() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.groups().set_most_waiting("generic", Some(3)).await.unwrap();
     let first = ids(store.enqueue_when_room(jobs(3), Duration::ZERO).await.unwrap());
     let began = Monotonic::now();
@@ -221,8 +217,7 @@ async fn without_a_cap_enqueueing_asks_for_settings_once_in_a_second() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn caps_are_set_and_listed_by_hand() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let set = |group: &str, most: &str| recruiter(&database, &["groups", "set", group, "--most-waiting", most, "--json"]);
     assert_eq!(set("mail", "2").objects(), [json!({ "name": "mail", "most_waiting": 2 })]);
     assert_eq!(set("$a.b", "1000000000").objects(), [json!({ "name": "$a.b", "most_waiting": 1_000_000_000 })]);

@@ -14,7 +14,7 @@ use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     fail_points::FailPoint,
-    local::{ids, store},
+    local::{ids, prepared, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
@@ -280,8 +280,7 @@ async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
 /// I9: each invalid document fails alone, with a reason in its own history; documents with few fields are valid.
 #[tokio::test]
 async fn documents_inserted_by_hand_are_done_or_fail_alone() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let change = |set: Document| {
         let mut document = minimal_job("sleep");
         document.extend(set);
@@ -330,8 +329,7 @@ async fn documents_inserted_by_hand_are_done_or_fail_alone() {
 /// Jobs that no worker can take wait, and do not delay other jobs.
 #[tokio::test]
 async fn jobs_without_a_worker_wait_without_stopping_the_others() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let priority = recruiter_common::job::Priority::MAX;
     let hostile = ["$where", "a.b", "*", "ünï", "-x", "x".repeat(256).leak()];
     let jobs = hostile.iter().flat_map(|name| {
@@ -392,8 +390,7 @@ async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
 /// I9: a date that BSON has and nothing else is no reason to search without a pause.
 #[tokio::test]
 async fn a_date_beyond_all_dates_and_counts_that_cannot_be_end_alone() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let with = |field: &str, value: Bson| {
         let mut document = minimal_job("noop");
         document.insert(field, value);
@@ -426,8 +423,7 @@ async fn a_date_beyond_all_dates_and_counts_that_cannot_be_end_alone() {
 /// I9: the validator refuses the update that would unlock a document which is older than it: the job ends, with its history.
 #[tokio::test]
 async fn a_job_that_is_older_than_the_validator_is_archived_when_it_cannot_be_unlocked() {
-    let database = TestDatabase::new().await;
-    drop(store(&database).await);
+    let (database, _) = prepared().await;
     let again = doc! { "class": "RetryManyTimes", "parameters": { "retry_how_many_times": 3, "seconds_to_wait_before_retry": 0.05 } };
     let old = |class: &str, group: &str| {
         let mut document = minimal_job(class);
@@ -457,8 +453,7 @@ async fn a_job_that_is_older_than_the_validator_is_archived_when_it_cannot_be_un
 /// I9: an outcome that the archive refuses is kept by its worker, which goes on working and writes it once it can.
 #[tokio::test]
 async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let unique = doc! { "key": { "workable.class": 1 }, "name": "one_sleep", "unique": true,
     "partialFilterExpression": { "workable.class": "sleep" } };
     database.database().run_command(doc! { "createIndexes": "archived", "indexes": [unique] }).await.unwrap();
@@ -596,8 +591,7 @@ async fn a_job_that_somebody_elses_transaction_holds_delays_no_other() {
 /// A worker whose document is damaged still works: no other worker runs its jobs.
 #[tokio::test]
 async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup { cleaner: &["--sweep-every", "100ms"], ..Setup::default() });
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let id = sleep(3_000).retry(&again).enqueue(&store).await.unwrap().id;

@@ -19,7 +19,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
-    local::{Local, ids, store},
+    local::{Local, ids, prepared, store},
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System, mentioning},
@@ -413,8 +413,7 @@ async fn a_bundle_whose_claim_is_lost_stops_in_the_middle() {
 /// I9: an outcome that MongoDB refuses stops neither its bundle nor another.
 #[tokio::test]
 async fn an_outcome_that_mongodb_refuses_is_pending_to_the_end() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let jobs = ids(store.enqueue_many([steps(&[How::Succeed]), steps(&[How::Succeed])]).await.unwrap());
     let held = started(&store, WorkerId::new(), &jobs).await;
     let deep = (0..250).fold(Bson::Null, |inner, _| Bson::Array(vec![inner]));

@@ -12,7 +12,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
-    local::{ids, store},
+    local::{ids, prepared, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod},
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
@@ -35,8 +35,7 @@ fn id_of(document: &Document) -> ObjectId {
 /// I9: a document that cannot be unlocked does not stop later ones, and causes one warning.
 #[tokio::test]
 async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let strange = |more: Document| {
         let mut document = minimal_job("x");
         document.extend(doc! { "locked": true });
@@ -65,8 +64,7 @@ async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
 /// I9: a delay that no policy asks for is no reason to end.
 #[tokio::test]
 async fn a_verdict_with_an_impossible_delay_is_carried_out() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let orphans = [i64::MIN, -1, i64::MAX, 0].map(orphan);
     insert_unvalidated(&database, orphans.to_vec()).await;
     let now = bson::DateTime::now().timestamp_millis();
@@ -79,8 +77,7 @@ async fn a_verdict_with_an_impossible_delay_is_carried_out() {
 /// I9: archived documents of any origin are deleted in time.
 #[tokio::test]
 async fn retention_deletes_documents_whatever_their_ids_are() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let ended = |id: Bson, day: i64| doc! { "_id": id, "last_execution": { "ended_at": bson::DateTime::from_millis(day * 86_400_000) } };
     let numbers = (0..1_000).map(|number| ended(number.into(), 1));
     let others = [Bson::from("a text"), doc! { "a": 1 }.into(), Bson::Null, 0.5.into(), bson::Uuid::new().into()];
@@ -94,8 +91,7 @@ async fn retention_deletes_documents_whatever_their_ids_are() {
 /// Failures stay longer than successes, and classes have periods of their own.
 #[tokio::test]
 async fn retention_has_periods_for_failures_reasons_and_classes() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let ended = |id: &str, class: &str, why: &str, days_ago: i64| {
         let ended = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - days_ago * 86_400_000);
         doc! { "_id": id, "workable": { "class": class }, "why": why, "last_execution": { "ended_at": ended } }
@@ -141,8 +137,7 @@ async fn a_class_has_one_period() {
 /// I9: a worker's document is damaged; the worker runs, dies and is rescued like the others.
 #[tokio::test]
 async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescued() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let worker = ["--builtins", "--heartbeat", "200ms", "--lease", "600ms"];
     let mut system = System::start(&database, Setup { worker: &worker, ..Setup::default() });
     let again = RetryForever::new(Duration::from_secs(3_600)).unwrap();
@@ -197,8 +192,7 @@ async fn a_rescue_that_hangs_holds_up_no_other() {
 /// Jobs of 18 MB.
 #[tokio::test]
 async fn a_rescue_reads_large_jobs_in_portions() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let worker = WorkerId::new();
     let large = (0..6).map(|_| {
         let mut document = orphan(60_000);
@@ -280,8 +274,7 @@ async fn damage(database: &TestDatabase) {
 /// A document is read again with every round and every look; that something is wrong with it is said once by each process.
 #[tokio::test]
 async fn strange_roster_documents_are_warned_of_once_and_hide_no_worker() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let base = doc! { "available": true, "free": 3, "work_on": "*", "working_on": [], "classes": ["noop"], "channel": 0 };
     let strange = |more: Document| {
         let mut document = base.clone();

@@ -17,7 +17,7 @@ use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryForever, 
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
-    local::store,
+    local::{prepared, store},
     mongo::{TestDatabase, own_mongod},
     oracle::number,
     processes::{Setup, System, binary},
@@ -451,8 +451,7 @@ async fn a_job_can_be_cancelled_while_its_worker_drains() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_roster_says_who_works() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     assert_eq!(recruiter(&database, &["roster", "--json"]).objects(), [] as [Value; 0]);
     let [_, running, _] = three_jobs(&database, &store).await;
     database.raw("roster").insert_one(doc! { "odd": "document" }).await.unwrap();
@@ -470,8 +469,7 @@ async fn the_roster_says_who_works() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn statistics_count_what_is_there() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     three_jobs(&database, &store).await;
     assert_eq!(recruiter(&database, &["enqueue", "--class", "c", "--group", "later", "--after", "1h"]).code, 0);
     let now = bson::DateTime::now().timestamp_millis();

@@ -21,7 +21,7 @@ use recruiter_common::{
     unique::Unique,
 };
 use recruiter_tests::{
-    local::{Local, store},
+    local::{Local, prepared, store},
     mongo::{TestDatabase, own_mongod},
     processes::Recruiters,
     wait::{SOON, wait_until},
@@ -158,8 +158,7 @@ async fn each_message_of_a_large_envelope_becomes_one_job() {
 /// Each group gets every message of its topics, also those that were published before a recruiter ran; a change keeps the position.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn groups_are_independent_and_continue_where_they_were() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     publish(&store, "a.x", [0]).await;
     store.consumers().declare("one", patterns(["a.*"]), handle().in_group("one"), From::Now).await.unwrap();
     store.consumers().declare("two", patterns(["*.x", "c"]), handle().in_group("two").tag("t"), From::Now).await.unwrap();
@@ -200,8 +199,7 @@ async fn numbers(database: &TestDatabase, group: &str) -> Vec<i32> {
 /// The command line: set, list, reset with the messages of before, and remove.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operators_set_list_reset_and_remove_groups() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     publish(&store, "orders.placed", [1]).await;
     let set = ["consumers", "set", "billing", "--topic", "orders.*", "--job", r#"{"class": "Handle", "group": "billing"}"#];
     assert_eq!(recruiter(&database, &set).code, 0);
@@ -233,8 +231,7 @@ async fn operators_set_list_reset_and_remove_groups() {
 /// A group that cannot continue says why, and the others go on; so do they beside documents that are not groups.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.consumers().declare("good", patterns(["a"]), handle(), From::Now).await.unwrap();
     store.consumers().declare("gone", patterns(["a"]), handle(), From::Now).await.unwrap();
     let position = only(&database, "consumers", doc! { "_id": "gone" }).await.get_str("position").unwrap().to_owned();
@@ -269,8 +266,7 @@ async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
 /// A message that is too large for a job stops nothing; and the position follows the oplog while there is no message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.consumers().declare("g", patterns(["a"]), handle(), From::Now).await.unwrap();
     let running = Local::recruiter(&database, &[]);
     let body = doc! { "text": "x".repeat(4_500_000) };
@@ -297,8 +293,7 @@ async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() 
 
 #[tokio::test]
 async fn wrong_groups_are_refused_with_the_reason() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let wrong: [(&str, NewJob, &str); 5] = [
         ("", handle(), "is empty"),
         ("a\0b", handle(), "NUL"),

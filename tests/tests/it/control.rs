@@ -16,7 +16,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, read, start, to_start},
     ledger::{Entry, Event},
-    local::{Local, connect_args, ids, store},
+    local::{Local, connect_args, ids, prepared, store},
     mongo::TestDatabase,
     oracle::Policy,
     wait::{SOON, wait_for, wait_until},
@@ -331,8 +331,7 @@ async fn waiting_jobs_get_another_date_group_and_priority() {
 /// A job is either started as it was or changed, and both sides know which.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_and_a_start_never_both_win() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let (mut started, mut changed) = (0, 0);
     for round in 0..20 {
         let jobs: Vec<JobId> = ids(store.enqueue_many((0..40).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap());
@@ -364,8 +363,7 @@ async fn a_change_and_a_start_never_both_win() {
 
 #[tokio::test]
 async fn bad_input_is_refused_with_the_reason_and_changes_nothing() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let id = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap().id;
     let before = database.raw("scheduled").find_one(doc! {}).await.unwrap();
     let (hex, long) = (id.to_string(), "x".repeat(300));

@@ -17,7 +17,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{announcement, minimal_job},
-    local::store,
+    local::{prepared, store},
     mongo::TestDatabase,
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
@@ -210,8 +210,7 @@ async fn set_up(store: &Store) {
 /// The documents of `metadata` of which there is only one: each field has another type, while nothing runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_type_of_a_field_in_metadata_stops_a_duty() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     set_up(&store).await;
     let (flags, cleaner) = (
         ["--lease", "3s", "--poll", "500ms"],
@@ -254,8 +253,7 @@ async fn no_type_of_a_field_in_metadata_stops_a_duty() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_document_of_any_collection_stops_the_others() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     set_up(&store).await;
     let flags = ["--lease", "3s", "--poll", "500ms"];
     let cleaner = ["--dead-after", "3s", "--every", "500ms", "--sweep-every", "1s", "--prune-every", "1s", "--keep-archived", "1d"];
@@ -308,8 +306,7 @@ async fn no_document_of_any_collection_stops_the_others() {
 /// A listener begins behind the newest hint.
 #[tokio::test]
 async fn a_newest_hint_that_cannot_be_decoded_keeps_no_listener_from_its_hints() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     insert_damaged(&database, "signals", doc! { "_id": ObjectId::new(), "kind": INVALID, "at": bson::Timestamp { time: 0, increment: 0 } })
         .await;
     let hints = store.hints(Listener::Recruiter);
@@ -319,8 +316,7 @@ async fn a_newest_hint_that_cannot_be_decoded_keeps_no_listener_from_its_hints()
 /// The lease is lost while no worker is there that knows the term; and a term is written by hand while a recruiter leads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_later_term_in_a_cell_stops_nothing() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let slow = Rate::new(6, Duration::from_secs(60), 6).unwrap();
     store.limits().set("slow", Limit::rate(slow)).await.unwrap();
     let both = async |when: &str| {
@@ -350,8 +346,7 @@ async fn a_later_term_in_a_cell_stops_nothing() {
 /// A line whose key has a line feed, which `.` of a regular expression does not match.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_line_with_a_control_character_halts_and_a_refused_pause_locks_no_job() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
     // Inserted by another language. Each fails for the last time, because it expires.
     let failed = async |line: &str| {
@@ -377,8 +372,7 @@ async fn a_line_with_a_control_character_halts_and_a_refused_pause_locks_no_job(
 /// A job that waits for the end of another one, and cannot be changed: its successor's release is refused for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_successor_that_cannot_be_released_stops_no_other() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     enqueued(&store, noop().unique(Unique::by_key("first"))).await;
     let far = bson::DateTime::parse_rfc3339_str("9999-12-31T23:59:59.999Z").unwrap();
     let successor = |after: &str, due_after: bson::DateTime| {

@@ -13,7 +13,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{in_ms, minimal_job, read, start, started, to_start},
-    local::store,
+    local::prepared,
     mongo::TestDatabase,
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
@@ -41,8 +41,7 @@ async fn starts(store: &Store, ids: &[JobId]) -> usize {
 /// No worker takes it: the cleaner archives it. A worker takes it: that worker does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let soon = Duration::from_millis(300);
     let by_cleaner = job().expires_after(soon).enqueue(&store).await.unwrap().id;
     let later = job().after(HOUR).expires_after(HOUR * 2).enqueue(&store).await.unwrap().id;
@@ -75,8 +74,7 @@ async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
 /// Jobs that expire while others run before them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn of_a_backlog_that_expires_each_job_runs_in_time_or_expires() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     // On a slow machine all of those that expire soon may expire.
     let expires = |n: u32| if n.is_multiple_of(3) { HOUR } else { Duration::from_secs(3) };
     let jobs = (0..60).map(|n| NewJob::of_class("sleep", doc! { "ms": 100 }).expires_after(expires(n)));
@@ -93,8 +91,7 @@ async fn of_a_backlog_that_expires_each_job_runs_in_time_or_expires() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_retry_expires_with_its_history() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let id = job().expires_after(HOUR).enqueue(&store).await.unwrap().id;
     let (held, claim) = started(&store, WorkerId::new(), &[id]).await.remove(0);
     let execution = held.last_execution.clone().unwrap().ended(store.now(), Some(&Failure::new("SmtpDown", "x")));
@@ -117,8 +114,7 @@ async fn a_retry_expires_with_its_history() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_expiry_that_cannot_be_is_refused() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let now = store.now();
     for early in
         [job().at(now).expires_at(now), job().expires_after(Duration::ZERO), job().after(HOUR).expires_after(HOUR), job().expires_at(now)]

@@ -10,7 +10,7 @@ use recruiter_common::{
     ids::JobId,
 };
 use recruiter_tests::{
-    local::{Local, store},
+    local::{Local, prepared, store},
     mongo::TestDatabase,
     processes::Process,
     wait::{SOON, wait_until},
@@ -78,8 +78,7 @@ async fn a_file_goes_from_the_enqueuer_to_the_workable_and_its_result_back() {
 /// Each is an error that says what to do, and leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_line_stores_lists_and_deletes_files_and_refuses_what_is_wrong() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("a b.txt").to_str().unwrap().to_owned();
     fs::write(&file, "text").unwrap();
@@ -159,8 +158,7 @@ async fn a_broken_transfer_is_an_error_and_shows_no_half_of_a_file() {
 /// The file of a job that runs again later stays with it; what belongs to no job goes.
 #[tokio::test]
 async fn the_cleaner_deletes_old_files_without_a_job() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let waiting = NewJob::of_class("c", doc! {}).enqueue(&store).await.unwrap().id;
     store.put_file(JobId::new(), "young", "".as_bytes()).await.unwrap();
     let old = |number| ObjectId::from_parts(1_000_000_000, [0; 5], [0, 0, number]);

@@ -9,8 +9,7 @@ use recruiter_common::{
     topics::Pattern,
 };
 use recruiter_tests::{
-    local::{Local, store},
-    mongo::TestDatabase,
+    local::{Local, prepared},
     wait::{SOON, wait_until},
 };
 use recruiter_worker::{Context, EnqueueError, Executable, Limit, NewJob, NotDone, Workable, Worker};
@@ -45,8 +44,7 @@ without_fields!(Nothing, struct Nothing(()););
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_may_have_no_fields() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let worker = Worker::new().register::<Unit>(()).unwrap().register::<Braces>(()).unwrap();
     let worker = worker.register::<Tuple>(()).unwrap().register::<Nothing>(()).unwrap();
     let (leader, worker) = (Local::recruiter(&database, &[]), Local::worker(&database, worker, &[]));
@@ -80,8 +78,7 @@ async fn until(events: &mut Events, topic: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_command_publishes_its_events_before_it_ends() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         fs::write(dir.path().join(name), text).unwrap();
@@ -117,8 +114,7 @@ async fn each_command_publishes_its_events_before_it_ends() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_worker_names_no_jobs_in_the_roster() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let worker = Local::worker(&database, Worker::new().register::<Unit>(()).unwrap(), &["--heartbeat", "200ms", "--lease", "2m"]);
     let roster = database.raw("roster");
     wait_until(SOON, "it is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
@@ -132,8 +128,7 @@ async fn an_idle_worker_names_no_jobs_in_the_roster() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let worker = Local::worker(&database, Worker::new().register::<Unit>(()).unwrap(), &["--lease", "10m"]);
     wait_until(SOON, "it is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
     store.limits().set("customer:*", Limit::capacity(1)).await.unwrap();
@@ -177,8 +172,7 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_names_the_flag_or_the_name_that_was_written() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let dir = tempfile::tempdir().unwrap();
     let graph = dir.path().join("graph.json");
     fs::write(&graph, r#"{"jobs": {"one": {"class": "a", "waits_for": ["two"]}, "two": {"class": "a", "waits_for": ["one"]}}}"#).unwrap();
@@ -224,8 +218,7 @@ async fn an_error_names_the_flag_or_the_name_that_was_written() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn retries_are_given_as_numbers() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let policy = async |args: &[&str]| {
         let said = recruiter(&database, &[&["enqueue", "--class", "a"], args].concat());
         assert_eq!(said.code, 0, "{}", said.err);

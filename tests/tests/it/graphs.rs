@@ -22,7 +22,7 @@ use recruiter_common::{
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
-    local::{Local, connect_args, store, store_behind_a_proxy},
+    local::{Local, connect_args, prepared, store, store_behind_a_proxy},
     mongo::{TestDatabase, own_mongod},
     processes::{Process, Setup, System, binary},
     proxy::Action,
@@ -279,8 +279,7 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_impossible_graph_is_refused_whole() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let refused = async |graph: Graph| match graph.enqueue(&store).await {
         Err(EnqueueError::Graph(problem)) => problem,
         other => panic!("{other:?}"),
@@ -460,8 +459,7 @@ async fn the_command_line_enqueues_shows_waits_cancels_and_retries() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn graphs_advance_once_and_in_order_whatever_is_killed() {
     const GRAPHS: usize = 12;
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = || Process::on(&database, "recruiter", &[&["run"], Role::Recruiter.quick()].concat());
     let worker = || Process::on(&database, "examples/chain", &[Role::Worker.quick(), &["--concurrency", "8"]].concat());
     let (mut leaders, mut workers) = (vec![recruiter(), recruiter()], vec![worker(), worker()]);
@@ -545,8 +543,7 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
 /// Two jobs that change with each attempt, and write conflicts: the cancellation tries them again, and leaves none out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let graph = GraphId::new();
     let parent = step("parent", 1, "").in_graph(graph).enqueue(&store).await.unwrap().id;
     for _ in 0..50 {
@@ -571,8 +568,7 @@ async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
 /// Those that run are asked to end, and those that wait, of which some start meanwhile, are archived at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_graph_leaves_out_no_job_that_runs_or_starts() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup { workers: 2, worker: &["--builtins", "--concurrency", "150"], ..Setup::default() });
     let graph = GraphId::new();
     let jobs = (0..400).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).in_graph(graph));
@@ -775,8 +771,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
 /// A text in place of an id, as a program of another language may write it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_was_retried_by_hand_is_not_retried_again() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.prepare_graphs().await.unwrap();
     let (graph, ids) = (GraphId::new(), [(); 2].map(|()| JobId::new()));
     let mut jobs = ids.map(|id| failed(graph, id, &[], ""));
@@ -790,8 +785,7 @@ async fn a_job_that_was_retried_by_hand_is_not_retried_again() {
 /// A job that is refused before it is sent, beside one that MongoDB refuses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retry_of_a_graph_leaves_out_what_is_refused() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.prepare_graphs().await.unwrap();
     let (graph, ids) = (GraphId::new(), [(); 4].map(|()| JobId::new()));
     let mut jobs = ids.map(|id| failed(graph, id, &[], ""));

@@ -12,8 +12,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     ledger::{Entry, Event},
-    local::store,
-    mongo::TestDatabase,
+    local::prepared,
     oracle::Policy,
     wait::best_of_three,
     world::World,
@@ -34,8 +33,7 @@ async fn reasons(world: &World, group: &str) -> Vec<(String, u64)> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_of_a_group_are_set_listed_and_removed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let set = |args: &[&str]| cli(&database, &[&["groups", "set", "mail"], args].concat());
     assert_eq!(set(&["--weight", "3"]), (Some(0), "mail has the weight 3\n".into(), String::new()));
     assert!(set(&["--ageing", "10m"]).1.contains("one priority higher for each 10m"));

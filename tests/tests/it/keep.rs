@@ -18,7 +18,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},
     fail_points::FailPoint,
-    local::{Local, ids, store},
+    local::{Local, ids, prepared, store},
     mongo::{TestDatabase, own_mongod},
     wait::{SOON, wait_until},
 };
@@ -235,8 +235,7 @@ async fn a_deletion_does_not_wait_for_an_earlier_transaction_of_its_session() {
 /// The caller's transaction deletes and counts the job, or does neither.
 #[tokio::test]
 async fn a_job_of_which_nothing_is_kept_ends_in_a_transaction_of_the_callers() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let id = NewJob::of_class("x", doc! {}).keep(Keep::Failures).enqueue(&store).await.unwrap().id;
     let (job, claim) = started(&store, WorkerId::new(), &[id]).await.remove(0);
     let execution = job.last_execution.clone().unwrap().ended(store.now(), None);

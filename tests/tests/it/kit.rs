@@ -7,7 +7,7 @@ use recruiter_common::{JobFilter, NewJob, RetryManyTimes, Workable};
 use recruiter_testing::{Drain, DrainError, Inline, InlineError, NotAlone, enqueued, run_inline};
 use recruiter_tests::{
     diary::Diary,
-    local::{Local, store},
+    local::{Local, prepared},
     mongo::TestDatabase,
     wait::{SOON, wait_until},
 };
@@ -153,8 +153,7 @@ async fn a_job_is_executed_inline_as_by_a_worker() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_worker_has_layers_and_blocking_hooks() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let recruiter = Local::recruiter(&database, &[]);
     let local = Local::worker(&database, worker(&diary).layer(Noted("layer", diary.clone())), &[]);
@@ -180,8 +179,7 @@ async fn a_running_worker_has_layers_and_blocking_hooks() {
 
 #[tokio::test]
 async fn what_is_due_is_drained_in_order_and_what_was_enqueued_is_listed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let worker = worker(&diary);
     step("low", 0).as_job().priority(Priority::new(0).unwrap()).enqueue(&store).await.unwrap();
@@ -213,8 +211,7 @@ async fn what_is_due_is_drained_in_order_and_what_was_enqueued_is_listed() {
 
 #[tokio::test]
 async fn the_clock_of_a_drain_stands_at_an_instant() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let worker = worker(&Arc::new(Diary::default()));
     let due = bson::DateTime::from_millis(4_000_000_000_000).to_chrono();
     step("fails", 1).as_job().at(due).enqueue(&store).await.unwrap();

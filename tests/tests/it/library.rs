@@ -18,7 +18,7 @@ use recruiter_tests::{
     diary::Diary,
     factory::minimal_job,
     fail_points::FailPoint,
-    local::{Local, connect_args, store},
+    local::{Local, connect_args, prepared, store},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_for, wait_until},
 };
@@ -214,8 +214,7 @@ impl RetryPolicy for OnlyOnFriday {
 /// The six fields of the README say nothing of the age: the id does. The date at which the job is due is no age.
 #[tokio::test]
 async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Greet>(Arc::new(Diary::default())).unwrap(), &[]);
     let rows = vec![doc! { "younger_than_seconds": 1_800, "seconds_to_wait": 0.2 }];
@@ -287,8 +286,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
 
 #[tokio::test]
 async fn a_job_enqueued_in_a_transaction_exists_with_its_commit_and_not_without() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let scheduled = database.raw("scheduled");
     let mut session = store.database().client().start_session().await.unwrap();
     for commit in [false, true] {
@@ -513,8 +511,7 @@ async fn a_started_job_is_not_entered_while_the_lease_is_over() {
 /// I9: a panic in a user's code is the end of its job, never of the worker.
 #[tokio::test]
 async fn user_code_that_panics_ends_its_job_alone() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Worker::new().register::<Explosive>(()).unwrap().register::<Greet>(Diary::default()).unwrap();
     let worker = worker.register_policy("ExplosivePolicy", |_, _| Ok(ExplosivePolicy)).unwrap().listen(|_| panic!("in a listener"));
@@ -639,8 +636,7 @@ impl Drop for LetGo {
 /// the process is gone. Unlocked before, it would run twice at the same time.
 #[tokio::test]
 async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let let_go = LetGo(Arc::default());
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &["--grace", "100ms"]);
@@ -660,8 +656,7 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
 /// if the second one offered all slots.
 #[tokio::test]
 async fn threads_that_outlive_their_session_keep_their_slots() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let let_go = LetGo(Arc::default());
     let recruiter = Local::recruiter(&database, &[]);
     let flags = ["--concurrency", "3", "--heartbeat", "200ms"];
@@ -707,8 +702,7 @@ impl Drop for Fragile {
 /// I9, as above.
 #[tokio::test]
 async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Fragile>(()).unwrap(), &[]);
     for _ in 0..2 {
@@ -745,8 +739,7 @@ impl Executable for Chain {
 
 #[tokio::test]
 async fn a_workable_knows_the_labels_of_its_job_and_can_enqueue() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Chain>(()).unwrap(), &[]);
     let first = Chain { left: 1 }.as_job().tag("a").tag("b").urn("urn:x").enqueue(&store).await.unwrap().id;

@@ -146,8 +146,7 @@ async fn a_failover_in_the_applications_transaction_leaves_one_order_and_one_job
 
 #[tokio::test]
 async fn the_settings_of_the_applications_client_do_not_matter() {
-    let database = TestDatabase::new().await;
-    local::store(&database).await;
+    let (database, _) = local::prepared().await;
     let careless = "&w=1&journal=false&readConcernLevel=local&readPreference=secondary&maxPoolSize=1";
     let shop = Shop::open(&database, careless).await;
     let id = NewJob::of_class("x", doc! {}).enqueue(&shop.store).await.unwrap().id;
@@ -214,8 +213,7 @@ async fn a_session_of_the_store_commits_by_a_majority() {
 /// The call with an id is repeated: the job waits, or is archived.
 #[tokio::test]
 async fn a_job_with_an_id_is_enqueued_once_also_in_transactions() {
-    let database = TestDatabase::new().await;
-    let store = local::store(&database).await;
+    let (database, store) = local::prepared().await;
     let [waiting, archived, new] = [JobId::new(), JobId::new(), JobId::new()];
     let job = |id: JobId| NewJob::of_class("x", doc! {}).with_id(id);
     job(waiting).enqueue(&store).await.unwrap();
@@ -231,8 +229,7 @@ async fn a_job_with_an_id_is_enqueued_once_also_in_transactions() {
 
 #[tokio::test]
 async fn without_a_transaction_nothing_is_enqueued_in_a_session() {
-    let database = TestDatabase::new().await;
-    let store = local::store(&database).await;
+    let (database, store) = local::prepared().await;
     let mut session = store.start_session().await.unwrap();
     let refused = NewJob::of_class("x", doc! {}).enqueue_in(&store, &mut session).await.unwrap_err();
     assert!(matches!(refused, EnqueueError::Store(StoreError::NoTransaction { .. })), "{refused}");

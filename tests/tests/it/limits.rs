@@ -18,7 +18,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     ledger::{Entry, Event, Line, monotonic_ms},
-    local::store,
+    local::prepared,
     mongo::TestDatabase,
     oracle::Policy,
     proxy::Proxy,
@@ -396,8 +396,7 @@ async fn documents_of_other_languages_are_limited_and_checked() {
 
 #[tokio::test]
 async fn wrong_limits_are_refused_with_the_reason() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let enqueue = async |job: NewJob| {
         let Err(EnqueueError::Limit { problem }) = job.enqueue(&store).await else { panic!("it is not refused") };
         problem.to_string()

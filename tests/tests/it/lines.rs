@@ -20,8 +20,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{read, started},
     ledger::{Entry, Event, monotonic_ms},
-    local::store,
-    mongo::TestDatabase,
+    local::prepared,
     oracle::Policy,
     wait::SOON,
     world::{Role, World},
@@ -168,8 +167,7 @@ async fn a_failed_job_halts_its_line_until_it_is_resumed_whoever_dies() {
 /// The pause is a part of the transaction that archives, also of the caller's own one.
 #[tokio::test]
 async fn the_halt_and_the_end_of_the_job_are_one_transaction() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     store.prepare_limited_jobs().await.unwrap();
     let mut ids = Vec::new();
     for _ in 0..2 {

@@ -12,7 +12,7 @@ use recruiter_common::{
 };
 use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
-    local::{connect_args, store},
+    local::{connect_args, prepared, store},
     mongo::{TestDatabase, temporary},
     processes::Process,
     replica_set::ReplicaSet,
@@ -44,8 +44,7 @@ async fn publish(store: &Store, topic: &str, n: i64) {
 
 #[tokio::test]
 async fn each_subscriber_gets_what_matches_once_and_in_order() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     publish(&store, "news.sports.ski", 0).await;
     let mut sports = store.subscribe_to([pattern("news.sports.*")], From::Now).await.unwrap();
     let mut everything = store.subscribe_to([pattern("*")], From::Now).await.unwrap();
@@ -64,8 +63,7 @@ async fn each_subscriber_gets_what_matches_once_and_in_order() {
 /// Positions between envelopes and within them, through their text form.
 #[tokio::test]
 async fn a_subscriber_continues_after_any_message() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let mut first = store.subscribe_to([pattern("a.*")], From::Now).await.unwrap();
     store.publish_messages((0..5).map(|n: i64| ("a.b", doc! { "n": n }))).await.unwrap();
     publish(&store, "a.c", 5).await;
@@ -96,8 +94,7 @@ async fn a_subscriber_continues_after_any_message() {
 
 #[tokio::test]
 async fn what_is_not_possible_is_refused() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     for topic in ["", "a..b", "a.*", "a\0b", "x".repeat(257).as_str()] {
         assert!(matches!(store.publish_message(topic, &doc! {}).await, Err(PublishError::Topic(_))), "{topic:?}");
     }
@@ -135,8 +132,7 @@ async fn what_is_not_possible_is_refused() {
 /// Other languages give envelopes ids of any type. A position within one is as exact.
 #[tokio::test]
 async fn a_subscriber_continues_within_an_envelope_whatever_its_id_is() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut first = store.subscribe_to([pattern("a")], From::Now).await.unwrap();
     for id in [bson::Bson::from("order-2027-01"), 17.into(), doc! { "year": 2027 }.into()] {
         let messages: Vec<_> = (0..5).map(|n: i64| doc! { "topic": "a", "body": { "n": n } }).collect();
@@ -179,8 +175,7 @@ async fn an_id_that_no_subscriber_could_read_is_refused() {
 /// MongoDB refuses an event above 16 MB, and its event has three copies of the id. Without the validator.
 #[tokio::test]
 async fn an_envelope_whose_event_is_too_large_stops_no_subscriber() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut first = store.subscribe_to([pattern("a")], From::Now).await.unwrap();
     let large = |id: usize, body: usize| {
         doc! { "_id": "i".repeat(id), "messages": [{ "topic": "a", "body": { "n": 0_i64, "x": "x".repeat(body) } }] }
@@ -204,8 +199,7 @@ async fn an_envelope_whose_event_is_too_large_stops_no_subscriber() {
 /// MongoDB would delete the documents of an application that has a collection of this name.
 #[tokio::test]
 async fn a_collection_of_the_application_gets_no_expiry() {
-    let database = TestDatabase::new().await;
-    let first = store(&database).await;
+    let (database, first) = prepared().await;
     let messages = database.raw("messages");
     messages.insert_one(doc! { "text": "hello", "expires_at": bson::DateTime::now() }).await.unwrap();
     let refused = first.publish_message("a", &doc! {}).await.unwrap_err();
@@ -249,8 +243,7 @@ async fn a_lost_history_is_an_error() {
 async fn all_subscribers_see_one_order() {
     const PUBLISHERS: i64 = 16;
     const EACH: i64 = 60;
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     store.prepare_messages().await.unwrap();
     let mut subscribers = Vec::new();
     for _ in 0..2 {
@@ -374,8 +367,7 @@ async fn messages_through_failovers() -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_commands_publish_and_subscribe() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let mut subscriber = Process::on(&database, "recruiter", &["subscribe", "news.*", "--json"]);
     let publish = |topic: &str, body: &str| assert_eq!(command(&database, &["publish", topic, body]).code, 0);
     wait_until(SOON, "it listens", async || {

@@ -10,7 +10,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::again,
-    local::{Local, store},
+    local::{Local, prepared, store},
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System},
@@ -148,8 +148,7 @@ impl Setting {
 #[tokio::test]
 async fn after_a_kill_the_next_attempt_continues_at_the_checkpoint() {
     const TO: i64 = 1_000_000;
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut system = System::start(&database, Setup { cleaner: &["--every", "100ms"], ..Setup::default() });
     let job = NewJob::of_class("count", doc! { "to": TO, "ms": 40 }).retry(&again(1)).enqueue(&store).await.unwrap().id;
     let saved = async || scheduled(&database, job).await.map_or(0, |job| job.get("checkpoint").map_or(0, |_| number(&job, "checkpoint")));

@@ -15,11 +15,11 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use recruiter_common::{ids::JobId, job::Priority, store::Store};
+use recruiter_common::{ids::JobId, job::Priority};
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
-    local::store,
+    local::{prepared, store},
     mongo::{TestDatabase, own_mongod},
     processes::{Setup, System, binary},
     wait::{SOON, wait_until},
@@ -58,8 +58,7 @@ fn summary(said: &Said) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn jobs_are_found_by_what_went_wrong_and_when() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let mut other = archived("mail", "tried-too-many-times", 60);
     other.get_document_mut("last_execution").unwrap().extend(doc! { "class": "exit:1", "message": "No Such File" });
     let mut waiting = minimal_job("mail");
@@ -97,8 +96,7 @@ async fn jobs_are_found_by_what_went_wrong_and_when() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     insert(&database, "archived", vec![archived("a", "my-own-reason", 1)]).await;
     let check = |args: &[&str], code: i32, expected: &str| {
         let said = recruiter(&database, &[&["jobs"], args].concat());
@@ -125,8 +123,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_failed_job_is_retried_with_new_content() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let mut failed = archived("mail", "gave-up", 60);
     failed.extend(doc! { "group": "mail", "gate": "customer:17,printer" });
     failed.get_document_mut("workable").unwrap().insert("parameters", doc! { "to": "a", "mail": { "subject": "s", "bcc": "x" } });
@@ -177,8 +174,7 @@ async fn a_failed_job_is_retried_with_new_content() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn exported_jobs_are_enqueued_again() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let mut failed = archived("mail", "gave-up", 60);
     let date = bson::DateTime::from_millis(5);
     failed.get_document_mut("workable").unwrap().insert("parameters", doc! { "to": "a", "count": 3_i64, "date": date });
@@ -216,8 +212,7 @@ async fn exported_jobs_are_enqueued_again() {
 /// Many of them ended in the same millisecond, as those of one batch do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn pages_show_every_job_once() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let mut documents: Vec<Document> = (0..25).map(|_| archived("a", "gave-up", 1)).collect();
     let ended = documents[0].get_document("last_execution").unwrap().clone();
     documents[3..20].iter_mut().for_each(|job| drop(job.insert("last_execution", ended.clone())));
@@ -245,8 +240,7 @@ async fn pages_show_every_job_once() {
 /// MongoDB aborts reads that take too long. A list reports that; a change of many jobs continues in smaller steps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_search_that_takes_too_long_is_given_up_and_a_walk_is_not() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     insert(&database, "archived", (0..700).map(|_| archived("a", "gave-up", 1)).collect()).await;
     let too_slow = async |times: i32| {
         let fault = FailPoint::new("recruiter jobs", &["find"]).namespace(database.name(), "archived").times(times).error_code(50);
@@ -281,8 +275,7 @@ async fn each_was_retried_once(database: &TestDatabase, filter: Document) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_failed_is_retried_once_however_often_it_is_said() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let mut jobs: Vec<Document> = (0..1_200).map(|_| archived("mail", "gave-up", 10)).collect();
     jobs.extend((0..300).map(|_| archived("other", "worker-died", 10)));
     jobs.extend((0..200).flat_map(|_| [archived("mail", "done", 10), archived("mail", "cancelled", 10)]));
@@ -334,8 +327,7 @@ impl Said {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn many_jobs_are_cancelled_deleted_and_made_due() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let job = |class: &str, group: &str, minutes: i64| {
         let mut job = minimal_job(class);
         let at = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + minutes * 60_000);
@@ -424,8 +416,7 @@ fn on_a_terminal(database: &TestDatabase, args: &[&str], typed: &str, more: &[(&
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_terminal_is_asked_for_confirmation_and_shows_colours() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     insert(&database, "archived", (0..600).map(|_| archived("a", "gave-up", 10)).chain([archived("a", "done", 1)]).collect()).await;
     let retry = ["jobs", "retry", "--class", "a"];
     for (typed, code) in [("n\n", 1), ("\n", 1), ("\u{3}", 130)] {
@@ -485,8 +476,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
 /// I9.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_nobody_can_read_is_shown_and_hides_nothing() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let bad = |place: &str, field: &str| {
         let mut job = minimal_job("good");
         if place == "archived" {
@@ -553,8 +543,7 @@ fn not_utf8(document: &Document) -> RawDocumentBuf {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn it_is_said_who_leads_and_what_nobody_takes() {
-    let database = TestDatabase::new().await;
-    let store: Store = store(&database).await;
+    let (database, store) = prepared().await;
     let waits = minimal_job("noop");
     let id = waits.get_object_id("_id").unwrap().to_hex();
     insert_unvalidated(&database, vec![waits]).await;

@@ -16,7 +16,7 @@ use recruiter_testing::Drain;
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
-    local::{Local, connect_args, store, store_behind_a_proxy},
+    local::{Local, connect_args, prepared, store_behind_a_proxy},
     mongo::TestDatabase,
     processes::Process,
     proxy::Action,
@@ -125,8 +125,7 @@ async fn is_queued(here: &Optimistic, job: NewJob) -> bool {
 
 #[tokio::test]
 async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let here = optimistic(&store, &diary).await;
     let began = store.now();
@@ -161,8 +160,7 @@ async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
 
 #[tokio::test]
 async fn after_a_failure_the_policy_decides_and_workers_run_the_next_attempt() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
     let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
@@ -186,8 +184,7 @@ async fn after_a_failure_the_policy_decides_and_workers_run_the_next_attempt() {
 
 #[tokio::test]
 async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     store.limits().set("@small", Limit::capacity(1)).await.unwrap();
     let here = optimistic(&store, &diary).await;
@@ -229,8 +226,7 @@ async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
 
 #[tokio::test]
 async fn jobs_above_the_concurrency_are_queued_and_a_caller_that_leaves_ends_no_job() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let here = Arc::new(optimistic(&store, &diary).await);
     let slow = |name: &str| Errand { ms: 600_000, ..errand(name) }.as_job();
@@ -257,8 +253,7 @@ async fn jobs_above_the_concurrency_are_queued_and_a_caller_that_leaves_ends_no_
 /// The process has two slots, and one for jobs of this class.
 #[tokio::test]
 async fn jobs_above_the_concurrency_of_their_class_are_queued() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let here = worker(&diary).class_concurrency(Errand::CLASS, NonZeroU32::MIN).unwrap().optimistic(&store, config()).await.unwrap();
     let here = Arc::new(here);
@@ -280,8 +275,7 @@ async fn jobs_above_the_concurrency_of_their_class_are_queued() {
 /// because a machine that stalls makes the process silent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_else_runs_the_job_of_a_process_that_lives() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
     let cleaner = cleaner(&database, "10s");
     let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
@@ -355,8 +349,7 @@ async fn a_job_that_was_not_started_is_left_to_the_workers() {
 
 #[tokio::test]
 async fn a_job_that_cannot_be_enqueued_is_not_executed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let here = optimistic(&store, &diary).await;
     {
@@ -388,8 +381,7 @@ async fn a_job_that_cannot_be_enqueued_is_not_executed() {
 
 #[tokio::test]
 async fn a_job_that_runs_here_can_be_cancelled() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let here = optimistic(&store, &diary).await;
     let id = JobId::new();
@@ -409,8 +401,7 @@ async fn a_job_that_runs_here_can_be_cancelled() {
 /// I3: a process that was declared dead records nothing, and goes on under another id.
 #[tokio::test]
 async fn a_process_that_was_declared_dead_records_nothing_and_returns() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let here = optimistic(&store, &diary).await;
     let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 600_000, ..errand("a") }.as_job()), async {
@@ -427,8 +418,7 @@ async fn a_process_that_was_declared_dead_records_nothing_and_returns() {
 
 #[tokio::test]
 async fn a_worker_without_classes_and_a_wrong_setting_are_refused() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let refused = async |worker: Worker, config: WorkerConfig| worker.optimistic(&store, config).await.unwrap_err();
     assert!(matches!(refused(Worker::new(), config()).await, WorkerError::NoClasses));
     let diary = Arc::new(Diary::default());

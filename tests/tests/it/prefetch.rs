@@ -11,7 +11,6 @@ use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, shutdown::pau
 use recruiter_tests::{
     ledger::{Entry, Event},
     local::{self, Local},
-    mongo::TestDatabase,
     oracle::Policy,
     wait::{SOON, best_of_three, wait_until},
     world::{Role, World},
@@ -152,8 +151,7 @@ async fn long_jobs_are_not_assigned_ahead() {
 /// The limit of memory for jobs ahead is none for the jobs of free slots.
 #[tokio::test]
 async fn large_jobs_are_started_in_all_free_slots_at_once() {
-    let database = TestDatabase::new().await;
-    let store = local::store(&database).await;
+    let (database, store) = local::prepared().await;
     let padding = "x".repeat(3 * 1024 * 1024);
     let large = |_| NewJob::of_class("sleep", doc! { "ms": 600_000, "padding": &padding });
     store.enqueue_many((0..10).map(large)).await.unwrap();

@@ -11,8 +11,7 @@ use recruiter_common::{
     topics::Pattern,
 };
 use recruiter_tests::{
-    local::{Local, store},
-    mongo::TestDatabase,
+    local::{Local, prepared},
     processes::Process,
     wait::{SOON, wait_until},
 };
@@ -80,8 +79,7 @@ fn topics(events: &[Event], job: JobId) -> Vec<&str> {
 
 #[tokio::test]
 async fn the_life_of_jobs_and_workers_can_be_followed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut events = store.events([Pattern::everything()], None).await.unwrap();
     let recruiter = Local::recruiter(&database, &[]);
     until(&mut events, "leader.changed").await;
@@ -123,8 +121,7 @@ async fn the_life_of_jobs_and_workers_can_be_followed() {
 
 #[tokio::test]
 async fn only_topics_that_are_asked_for_are_published() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut events = store.events(patterns(&["job.enqueued.wanted"]), None).await.unwrap();
     pause(Duration::from_millis(1_200)).await;
     for class in ["other", "wanted", "another"] {
@@ -149,8 +146,7 @@ fn document(by: ObjectId, first: i64, topics: &[&str]) -> Document {
 
 #[tokio::test]
 async fn a_reader_is_told_how_many_events_it_missed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut events = store.events(patterns(&["a", "c"]), None).await.unwrap();
     let (by, other, raw) = (ObjectId::new(), ObjectId::new(), database.raw("events"));
     for (by, first, topics) in
@@ -173,8 +169,7 @@ async fn a_reader_is_told_how_many_events_it_missed() {
 /// The ring overtakes a reader that does not read.
 #[tokio::test]
 async fn a_slow_reader_is_told_that_it_is_too_slow() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.prepare_events(Some(65_536)).await.unwrap();
     let mut events = store.events(patterns(&["a"]), None).await.unwrap();
     let (by, raw) = (ObjectId::new(), database.raw("events"));
@@ -194,8 +189,7 @@ async fn a_slow_reader_is_told_that_it_is_too_slow() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_follows_events() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut follower = Process::on(&database, "recruiter", &["events", "--follow", "--topic", "job.enqueued.*", "--json"]);
     let subscribers = doc! { "_id": "subscribers", "by": { "$nin": [null, {}] } };
     wait_until(SOON, "it has subscribed", async || count(&database, "metadata", subscribers.clone()).await == 1).await;

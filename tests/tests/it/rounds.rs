@@ -21,7 +21,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, minimal_job},
     fail_points::FailPoint,
-    local::{Local, connect_args, store},
+    local::{Local, connect_args, prepared, store},
     mongo::TestDatabase,
     mongosh,
     wait::{SOON, best_of_three, wait_for, wait_until, within},
@@ -113,8 +113,7 @@ async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
 /// Only lanes that exist and have something due are searched, however many groups and classes there are.
 #[tokio::test]
 async fn lanes_without_due_jobs_are_not_searched() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let later = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).after(Duration::from_secs(3_600));
     store.enqueue_many((0..101).map(later)).await.unwrap();
     let (store, processes) = system(&database, &["--work-on", "*"]).await;
@@ -134,8 +133,7 @@ async fn lanes_without_due_jobs_are_not_searched() {
 /// A full scan in between does not forget what a hint has said of a later date, in however many groups.
 #[tokio::test]
 async fn jobs_of_many_groups_start_at_their_date() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let flags = [&NEVER_POLLS[..], &["--work-on", "*"]].concat();
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &flags);
@@ -153,8 +151,7 @@ async fn jobs_of_many_groups_start_at_their_date() {
 /// A worker whose slots are offered before it has a lease would refuse its first jobs.
 #[tokio::test]
 async fn a_worker_that_offers_slots_can_start_jobs() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let beats = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").close_connection();
     let armed = beats.arm(database.uri()).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
@@ -171,8 +168,7 @@ async fn a_worker_that_offers_slots_can_start_jobs() {
 /// A job is announced while it is on its way. If that takes long, a recipient that searched for it has not found it.
 #[tokio::test]
 async fn what_was_announced_long_before_it_was_there_is_announced_again() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut hints = store.hints(Listener::Recruiter);
     assert_eq!(hints.next().await, Hint::Seed);
     let job = || NewJob::of_class("noop", doc! {}).in_group("g");
@@ -200,8 +196,7 @@ async fn what_was_announced_long_before_it_was_there_is_announced_again() {
 /// A worker may receive an assignment before the job is visible. The job counts as in flight until the worker reports that it is missing.
 #[tokio::test]
 async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     // Two workers, so that one has free slots in the meantime.
     let worker = || Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
@@ -235,8 +230,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
 /// The jobs of a full worker count as in flight until it offers slots again. They may become due again sooner.
 #[tokio::test]
 async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_has() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     // Two workers, so that one has free slots in the meantime.
     let worker =
@@ -258,8 +252,7 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
 /// The sender of a hint about a due job may have another clock, or may name only the first of several jobs.
 #[tokio::test]
 async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
     until_ready(&database, 1).await;
@@ -280,8 +273,7 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
 /// The jobs to be assigned in it are not announced again.
 #[tokio::test]
 async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
     until_ready(&database, 1).await;
@@ -374,8 +366,7 @@ fn plain_job() -> Document {
 /// After the first job without a hint, frequent scans find the next ones.
 #[tokio::test]
 async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &["--poll", "2s", "--lease", "10s"]);
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &[]);
     until_ready(&database, 1).await;
@@ -543,8 +534,7 @@ async fn a_host_that_vanishes_with_several_workers_costs_a_job_one_assignment() 
 
 /// The time until a job is done, and forever if more than one of the dead was tried.
 async fn start_beside_ghosts() -> Duration {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
     for _ in 0..3 {
         ghost(&store, 50, &["noop".to_owned()]).await;
@@ -568,8 +558,7 @@ async fn start_beside_ghosts() -> Duration {
 /// A backlog of many classes, as even as can be, fills every answer.
 #[tokio::test]
 async fn a_backlog_of_some_workers_keeps_no_other_worker_idle() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let classes: Vec<String> = (0..40).map(|number| format!("class-{number}")).collect();
     let job = |number: usize| NewJob::of_class(&classes[number % 40], doc! {}).priority(Priority::MAX);
     store.enqueue_many((0..4_000).map(job)).await.unwrap();
@@ -591,8 +580,7 @@ async fn a_backlog_of_some_workers_keeps_no_other_worker_idle() {
 /// I7, when only the hints of workers are lost: the recruiter listens, and another worker has slots.
 #[tokio::test]
 async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "1"]);
     ghost(&store, 10, &[NOBODYS.to_owned()]).await;
@@ -617,8 +605,7 @@ async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
 /// I7, when the hint of an assignment is lost and the keep-alives are not.
 #[tokio::test]
 async fn an_assignment_whose_hint_is_lost_is_announced_again() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut hints = store.hints(Listener::Worker(ghost(&store, 10, &["x".to_owned()]).await, Channel::default()));
     assert_eq!(hints.next().await, Hint::Seed);
     let recruiter = Local::recruiter(&database, &["--poll", "400ms"]);
@@ -638,8 +625,7 @@ async fn an_assignment_whose_hint_is_lost_is_announced_again() {
 /// MongoDB gives a search up: the next one asks for half as much.
 #[tokio::test]
 async fn a_search_that_takes_too_long_asks_for_fewer_jobs() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     // The profile of a busy server leaves commands out.
     let limits = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&limits);
@@ -678,8 +664,7 @@ async fn the_servers_time_rides_on_the_look_at_the_roster() {
 /// One hint names the date of the first of them only, and the worker has a slot for one: every search is full of later jobs.
 #[tokio::test]
 async fn jobs_that_are_due_one_after_the_other_start_each_at_its_date() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let flags = [&NEVER_POLLS[..], &["--concurrency", "1"]].concat();
     let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &flags);
@@ -696,8 +681,7 @@ async fn jobs_that_are_due_one_after_the_other_start_each_at_its_date() {
 /// The end of the head is enough for the next job of its line, also for one of another class.
 #[tokio::test]
 async fn a_line_of_several_classes_goes_on_without_a_scan() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     // The first scan notes that the group has lines.
     NewJob::of_class("noop", doc! {}).in_line("x").enqueue(&store).await.unwrap();
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
@@ -724,8 +708,7 @@ async fn a_line_of_several_classes_goes_on_without_a_scan() {
 /// A hint is about workers that are busy, too.
 #[tokio::test]
 async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let worker =
         Local::worker(&database, Worker::new().register_builtins().unwrap(), &[&NEVER_POLLS[..], &["--concurrency", "1"]].concat());
@@ -746,8 +729,7 @@ async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
 /// The lease is kept beside the rounds: one that takes longer than the lease does not hand over to a standby in its middle.
 #[tokio::test]
 async fn a_round_that_takes_long_does_not_cost_the_lease() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     ghost(&store, 1, &["x".to_owned()]).await;
     let flags = &["--poll", "300ms", "--lease", "1s"];
     let leader = Local::recruiter(&database, flags);

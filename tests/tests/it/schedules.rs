@@ -22,7 +22,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     fail_points::FailPoint,
-    local::{Local, store},
+    local::{Local, prepared, store},
     mongo::{TestDatabase, own_mongod},
     processes::{Process, Recruiters, Setup, System},
     wait::{SOON, best_of_three, wait_for, wait_until},
@@ -100,8 +100,7 @@ impl Executable for Counted {
 
 #[tokio::test]
 async fn runs_start_on_time() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
     let names: Vec<String> = (0..10).map(|n| format!("s{n}")).collect();
     for name in &names {
@@ -219,8 +218,7 @@ async fn an_advance_that_fails_after_the_job_has_run_repeats_no_run() {
 
 #[tokio::test]
 async fn a_run_that_would_overlap_is_skipped() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup { worker: &["--builtins", "--grace", "100ms"], ..Setup::default() });
     let slow = Schedule::every(SECOND).unwrap().job(NewJob::of_class("sleep", doc! { "ms": 600_000 }));
     declared(&store, "one-by-one", slow.clone().overlap(Overlap::Skip)).await;
@@ -239,8 +237,7 @@ async fn a_run_that_would_overlap_is_skipped() {
 
 #[tokio::test]
 async fn missed_runs_follow_the_policy() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let policies = [("skip", Missed::Skip, 0), ("one", Missed::One, 1), ("all", Missed::All(5), 5)];
     for (name, missed, _) in policies {
         declared(&store, name, Schedule::every(LONG).unwrap().job(noop()).missed(missed)).await;
@@ -266,8 +263,7 @@ async fn missed_runs_follow_the_policy() {
 /// The job of a slot was inserted, and has ended, before its leader died.
 #[tokio::test]
 async fn a_slot_whose_job_is_archived_is_not_run_again() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let slot = Instant::from_timestamp(store.now().timestamp() / 86_400_000 * 86_400_000, 0).unwrap();
     for (name, overlap, archived) in [("a", Overlap::Allow, true), ("b", Overlap::Skip, true), ("c", Overlap::Skip, false)] {
         declared(&store, name, Schedule::every(LONG).unwrap().job(noop()).overlap(overlap)).await;
@@ -293,8 +289,7 @@ async fn a_slot_whose_job_is_archived_is_not_run_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_paused_schedule_rests_and_goes_on_with_its_next_slot() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
     declared(&store, "s", every_second().missed(Missed::All(100))).await;
     until_runs(&database, "s", 2).await;
@@ -324,8 +319,7 @@ async fn a_paused_schedule_rests_and_goes_on_with_its_next_slot() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_schedule_can_be_run_now_shown_and_removed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     declared(&store, "s", Schedule::cron("0 3 * * *", "Europe/Berlin").unwrap().job(noop().tag("t"))).await;
     let id = recruiter(&database, &["schedules", "run", "s", "--json"]).objects()[0]["id"].as_str().unwrap().to_owned();
     let job = only(&database, "scheduled", doc! { "schedule.manual": true, "schedule.name": "s", "tags": "t" }).await;
@@ -359,8 +353,7 @@ async fn a_schedule_can_be_run_now_shown_and_removed() {
 
 #[tokio::test]
 async fn a_removed_schedule_does_not_run() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
     declared(&store, "s", every_second()).await;
     declared(&store, "other", every_second()).await;
@@ -378,8 +371,7 @@ async fn a_removed_schedule_does_not_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_file_is_the_truth_about_its_namespace() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("schedules.toml");
     let file = path.display().to_string();
@@ -466,8 +458,7 @@ async fn the_documented_file_can_be_applied() {
 /// Written in mongosh: the least that a schedule needs, and an edit.
 #[tokio::test]
 async fn a_schedule_that_was_written_by_hand_runs() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
     let by_hand = doc! { "_id": "s", "cron": "* * * * * *", "job": { "class": "noop" } };
     let before = store.now();
@@ -501,8 +492,7 @@ async fn a_schedule_that_was_written_by_hand_runs() {
 
 #[tokio::test]
 async fn a_document_that_is_no_schedule_is_refused() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let schedule = |with: Document| {
         let mut document = doc! { "_id": "s", "every_ms": 60_000, "job": { "class": "c" } };
         document.extend(with);
@@ -553,8 +543,7 @@ async fn a_document_that_is_no_schedule_is_refused() {
 
 #[tokio::test]
 async fn bad_declarations_are_refused_and_write_nothing() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let check = async |schedule: Schedule, name: &str, expected: &str| {
         let problem = store.schedules().declare(name, &schedule).await.expect_err(expected).to_string();
         assert!(problem.contains(expected), "{problem}");

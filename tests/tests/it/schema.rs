@@ -11,7 +11,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::minimal_job,
     fail_points::FailPoint,
-    local::store,
+    local::{prepared, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
@@ -72,8 +72,7 @@ async fn is_done(database: &TestDatabase, store: &Store) {
 
 #[tokio::test]
 async fn a_start_makes_again_what_was_dropped_or_changed() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     assert!(is_as_it_should_be(&database).await);
     make_ordinary(&database, "signals").await;
     // A channel without listeners at the moment.
@@ -123,8 +122,7 @@ fn named(name: &str) -> mongodb::options::IndexOptions {
 /// They cost every job some microseconds. Once they are there, they are kept.
 #[tokio::test]
 async fn the_indexes_of_a_feature_are_made_when_it_is_used() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     let unique = || NewJob::of_class("x", doc! {}).unique(Unique::by_key("k"));
     let of_scheduled = async || indexes(&database, "scheduled").await;
     let with = |more: &[&'static str]| {
@@ -163,8 +161,7 @@ async fn the_indexes_of_a_feature_are_made_when_it_is_used() {
 /// A restore, a script that cleans up, a test suite with the wrong URI.
 #[tokio::test]
 async fn processes_make_again_what_is_dropped_while_they_run() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let (recruiter, worker) = (&["--lease", "3s", "--poll", "500ms"], &["--builtins", "--heartbeat", "500ms"]);
     let system = System::start(&database, Setup { recruiter, worker, ..Setup::default() });
     is_done(&database, &store).await;
@@ -185,8 +182,7 @@ async fn processes_make_again_what_is_dropped_while_they_run() {
 /// Only the call that meets it fails.
 #[tokio::test]
 async fn a_missing_index_is_made_by_whoever_needs_it() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     database.raw("scheduled").insert_one(minimal_job("x")).await.unwrap();
     database.raw("archived").insert_one(doc! {}).await.unwrap();
     let far = recruiter_common::instant::Instant::UNIX_EPOCH;
@@ -208,8 +204,7 @@ async fn a_missing_index_is_made_by_whoever_needs_it() {
 /// Until a recruiter of this release leads, one of the earlier release may need it.
 #[tokio::test]
 async fn the_indexes_of_an_earlier_release_serve_it_until_the_new_one_leads() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     let earlier = mongodb::IndexModel::builder().keys(doc! { "group": 1 }).options(named("due_jobs_0")).build();
     let without_successor = mongodb::IndexModel::builder().keys(doc! { "last_execution.permits": 1 }).options(named("permits")).build();
     let own = mongodb::IndexModel::builder().keys(doc! { "urn": 1 }).options(named("by_urn")).build();

@@ -20,7 +20,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::again,
     fail_points::FailPoint,
-    local::store,
+    local::{prepared, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
@@ -137,8 +137,7 @@ async fn where_recruiter_is_new_nothing_is_adopted_because_it_looks_like_recruit
 /// Later, a bucket is the application's until files of jobs are in use.
 #[tokio::test]
 async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     let name = format!("{}/a.jpg", ObjectId::new());
     let file = doc! { "_id": ObjectId::from_parts(1_000_000_000, [0; 5], [0; 3]), "filename": &name, "length": 0_i64 };
     database.raw("payloads.files").insert_one(file).await.unwrap();
@@ -196,8 +195,7 @@ async fn the_first_write_of_a_client_of_an_application_makes_the_schema() {
 /// A library on the application's client does not check at a connect.
 #[tokio::test]
 async fn an_enqueueing_call_refuses_what_came_after_the_schema() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     database.raw("signals").drop().await.unwrap();
     make_foreign(&database, "signals").await;
     let before = everything_in(&database).await;
@@ -252,8 +250,7 @@ async fn views_and_collections_with_options_of_others_are_refused_even_if_they_a
 /// The database of an earlier release, a restored one, and one whose validators an operator has removed.
 #[tokio::test]
 async fn what_looks_like_ours_is_adopted_and_listed() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     own.limits().set("api", Limit::capacity(1)).await.unwrap();
     assert_eq!(own.limits().list().await.unwrap(), [("api".to_owned(), Limit::capacity(1))].into());
     let system = System::start(&database, Setup::default());
@@ -282,8 +279,7 @@ async fn what_looks_like_ours_is_adopted_and_listed() {
 
 #[tokio::test]
 async fn no_collection_with_documents_of_others_is_replaced() {
-    let database = TestDatabase::new().await;
-    store(&database).await;
+    let (database, _) = prepared().await;
     // The name that a replacement once had.
     make_foreign(&database, "signals.capped").await;
     database.raw("signals").drop().await.unwrap();
@@ -306,8 +302,7 @@ async fn no_collection_with_documents_of_others_is_replaced() {
 /// MongoDB would delete its documents by an index of expiry, and refuse its inserts by a validator.
 #[tokio::test]
 async fn a_collection_that_an_application_made_and_fills_later_is_left_alone() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     database.database().create_collection("messages").await.unwrap();
     drop(store(&database).await);
     make_foreign(&database, "messages").await;
@@ -350,8 +345,7 @@ async fn a_collection_with_a_validator_or_without_documents_is_refused_before_th
 /// Documents that came after the schema.
 #[tokio::test]
 async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     let mut theirs = of_an_application(2);
     theirs[0].insert("work_on", "the roof");
     theirs[1].extend(doc! { "_id": "ada", "work_on": "the roof", "working_on": "it" });
@@ -490,8 +484,7 @@ async fn use_the_rest(database: &TestDatabase, own: &Client) -> String {
 /// MongoDB ends a read of a collection that is replaced at that moment, as another process does with ordinary `signals`.
 #[tokio::test]
 async fn a_collection_that_is_replaced_during_its_examination_is_read_again() {
-    let database = TestDatabase::new().await;
-    drop(store(&database).await);
+    let (database, _) = prepared().await;
     for (command, collection, code) in [("find", "signals", 175), ("find", "signals", 43), ("listIndexes", "scheduled", 43)] {
         // What is listed is not examined.
         database.raw("metadata").delete_one(doc! { "_id": "collections" }).await.unwrap();
@@ -541,8 +534,7 @@ async fn an_index_of_an_operator_with_our_keys_keeps_nothing_from_working() {
 
 #[tokio::test]
 async fn hidden_indexes_keep_nothing_from_working() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     // Each kind of job that has indexes of its own.
     own.prepare_limited_jobs().await.unwrap();
     own.prepare_unique_jobs().await.unwrap();

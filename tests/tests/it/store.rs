@@ -20,7 +20,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
     fail_points::FailPoint,
-    local::{ids, store},
+    local::{ids, prepared, store},
     mongo::TestDatabase,
     oracle,
     wait::SOON,
@@ -67,8 +67,7 @@ fn number(entry: &Document, field: &str) -> i64 {
 /// none reads much more than it returns.
 #[tokio::test]
 async fn hot_operations_are_served_by_their_index() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let later = in_ms(&store, 3_600_000);
     store.enqueue_many((0..10_000).map(|_| NewJob::of_class("x", doc! {}).at(later))).await.unwrap();
     store.enqueue_many((0..10_000).map(|n| NewJob::of_class("x", doc! {}).in_group(format!("other-{}", n % 5)))).await.unwrap();
@@ -186,8 +185,7 @@ impl<F: AsyncFnMut()> AsyncWork for Work<F> {
 /// With any number of groups and classes, and the most urgent jobs in any of them.
 #[tokio::test]
 async fn the_first_of_many_groups_are_found_in_order() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let (groups, classes): (Vec<String>, _) = ((0..300).map(|number| format!("group-{number:03}")).collect(), ["x", "y"]);
     let first = store.now() - Duration::from_secs(3_600);
     let job = |number: u32| {
@@ -214,8 +212,7 @@ async fn the_first_of_many_groups_are_found_in_order() {
 /// I3: two workers with the same hint.
 #[tokio::test]
 async fn of_two_racing_starts_each_job_belongs_to_one() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let ids = enqueued(&store, 200).await;
     let (jobs, barrier) = (to_start(&read(&store, &ids).await), Arc::new(Barrier::new(2)));
     let race = || {
@@ -234,8 +231,7 @@ async fn of_two_racing_starts_each_job_belongs_to_one() {
 /// However many groups or jobs it is about.
 #[tokio::test]
 async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let mut recruiter = store.hints(Listener::Recruiter);
     let assigned = |jobs: usize| AssignedJobs::new(WorkerId::new(), (0..jobs).map(|_| JobId::new()).collect());
     let assignments: Vec<AssignedJobs> = (0..80).map(|_| assigned(10_000)).collect();
@@ -258,8 +254,7 @@ async fn a_hint_that_would_be_too_large_is_told_in_parts_or_in_short() {
 /// Ids are looked for in the archive in portions.
 #[tokio::test]
 async fn of_many_jobs_that_are_sent_again_those_that_are_done_stay_done() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let ids: Vec<JobId> = (0..10_100).map(|_| JobId::new()).collect();
     let known = [ids[5], ids[10_050]];
     database.raw("archived").insert_many(known.map(|id| doc! { "_id": id })).await.unwrap();
@@ -271,8 +266,7 @@ async fn of_many_jobs_that_are_sent_again_those_that_are_done_stay_done() {
 /// The driver does not repeat them, and who misses them waits for the poll.
 #[tokio::test]
 async fn what_wakes_others_is_said_once_more_when_it_failed() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let worker = announcement(1);
     store.register(&worker).await.unwrap();
     let mut hints = store.hints(Listener::Recruiter);
@@ -291,8 +285,7 @@ async fn what_wakes_others_is_said_once_more_when_it_failed() {
 /// I6: the history keeps the first execution and the newest and counts the rest.
 #[tokio::test]
 async fn a_long_history_is_bounded_and_counted() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let ids = enqueued(&store, 1).await;
     for n in 1..=25 {
         let (job, claim) = started(&store, WorkerId::new(), &ids).await.pop().unwrap();
@@ -313,8 +306,7 @@ async fn a_long_history_is_bounded_and_counted() {
 /// A reader of the archive need not know any default, and finds every attempt in one field.
 #[tokio::test]
 async fn what_is_archived_is_complete() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut nulls = minimal_job("x");
     nulls.extend(doc! { "created_at": null, "attempts": null, "retry_policy": null });
     let documents = [minimal_job("x"), nulls, minimal_job("x"), minimal_job("x"), minimal_job("x")];
@@ -376,8 +368,7 @@ async fn what_is_archived_is_complete() {
 /// I8: a released job is unchanged, except for one start that does not count.
 #[tokio::test]
 async fn a_job_handed_back_is_due_as_before_and_the_start_does_not_count() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let ids = enqueued(&store, 1).await;
     let before = database.raw("scheduled").find_one(doc! {}).await.unwrap().unwrap();
     let (job, claim) = started(&store, WorkerId::new(), &ids).await.pop().unwrap();
@@ -394,8 +385,7 @@ async fn a_job_handed_back_is_due_as_before_and_the_start_does_not_count() {
 /// The end of a job and the application's own write are one transaction: both, or neither; and a job that was rescued is not finished.
 #[tokio::test]
 async fn a_job_is_finished_in_a_transaction_of_the_callers() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let ids = enqueued(&store, 1).await;
     let worker = WorkerId::new();
     let (job, claim) = started(&store, worker, &ids).await.remove(0);
@@ -471,8 +461,7 @@ async fn mongodb_gives_refusals_the_names_that_the_store_knows() {
 /// I1 and I2 in every majority snapshot: while jobs are archived, each is in exactly one collection.
 #[tokio::test]
 async fn in_no_snapshot_is_a_job_in_both_collections_or_in_none() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let ids = enqueued(&store, 600).await;
     let held = started(&store, WorkerId::new(), &ids).await;
     let mut both_seen = 0;
@@ -500,8 +489,7 @@ async fn in_no_snapshot_is_a_job_in_both_collections_or_in_none() {
 
 #[tokio::test]
 async fn the_validator_refuses_what_no_recruiter_would_ever_see() {
-    let database = TestDatabase::new().await;
-    let _store = store(&database).await;
+    let (database, _store) = prepared().await;
     let scheduled = database.raw("scheduled");
     scheduled.insert_one(minimal_job("x")).await.expect("the contract for other languages");
     let mut extra = minimal_job("x");
@@ -662,8 +650,7 @@ async fn processes_that_start_together_make_the_schema_once() {
 
 #[tokio::test]
 async fn unfinished_jobs_run_are_due_or_wait_for_others() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let later = bson::DateTime::from_chrono(in_ms(&store, 3_600_000));
     let job = |class: &str, fields: Document| {
         let mut job = minimal_job(class);

@@ -7,8 +7,7 @@ use mongodb::Collection;
 use recruiter_common::{JobResult, NewJob, Workable, ids::WorkerId, shutdown::pause};
 use recruiter_tests::{
     effects::{Tally, Trial, endure},
-    local::{Local, store},
-    mongo::TestDatabase,
+    local::{Local, prepared},
     oracle::number,
     wait::{SOON, wait_until},
 };
@@ -103,8 +102,7 @@ impl Executable for Note {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     database.raw("notes").insert_one(doc! { "job": "none" }).await.unwrap();
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Local::worker(&database, Worker::new().register::<Note>(()).unwrap(), &[]);

@@ -26,7 +26,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, minimal_job, read, start, started, to_start},
     fail_points::FailPoint,
-    local::{Local, store},
+    local::{Local, prepared, store},
     mongo::{TestDatabase, own_mongod},
     mongosh,
     processes::{Setup, System},
@@ -111,8 +111,7 @@ async fn of_a_hundred_jobs_with_one_key_one_is_enqueued() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_key_is_free_when_its_scope_ends() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     // While it waits: until the first start. A retry does not take it again.
     let waiting = || keyed(0, Unique::by_key("w").while_waiting());
     let first = enqueue(&store, waiting()).await;
@@ -156,8 +155,7 @@ fn duplicate_of(job: Enqueued) -> Enqueued {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_period_ends_by_its_date_and_not_with_its_job() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let of_period = || keyed(0, Unique::by_key("p").for_period(HOUR));
     let first = enqueue(&store, of_period()).await;
     finish(&store, &start_one(&store, first.id).await).await;
@@ -208,8 +206,7 @@ async fn enqueue_fails(store: &Store, job: NewJob) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_waiting_job_is_replaced_and_a_started_one_is_not() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     for unique in [Unique::by_key("w").while_waiting(), Unique::by_key("f"), Unique::by_key("p").for_period(HOUR)] {
         let replace = |n| keyed(n, unique.clone().on_conflict(OnConflict::Replace));
         let first = enqueue(&store, replace(1).tag("old").urn("old").in_group("old").expires_after(HOUR).after(HOUR / 2)).await;
@@ -242,8 +239,7 @@ async fn a_waiting_job_is_replaced_and_a_started_one_is_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_postponed_job_waits_for_the_last_call_but_not_for_ever() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let due = async |id: JobId| only(&database, "scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().to_chrono();
     let at_most = Duration::from_secs(100);
     let call =
@@ -344,8 +340,7 @@ async fn a_call_whose_reply_was_lost_can_be_repeated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_batch_may_have_the_same_key_several_times() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let ignore = || Unique::by_key("i");
     let replace = || Unique::by_key("r").while_waiting().on_conflict(OnConflict::Replace);
     let period = || Unique::by_key("p").for_period(HOUR);
@@ -373,8 +368,7 @@ async fn in_transaction(store: &Store, jobs: Vec<NewJob>) -> Vec<Enqueued> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_callers_transaction_the_keys_hold_as_well() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.prepare_unique_jobs().await.unwrap();
     for (at, unique) in
         [Unique::by_key("w").while_waiting(), Unique::by_key("f"), Unique::by_key("p").for_period(HOUR)].into_iter().enumerate()
@@ -424,8 +418,7 @@ async fn in_a_callers_transaction_the_keys_hold_as_well() {
 /// The error of a conflict has the label by which the driver repeats the transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_race_in_a_callers_transaction_is_reported_as_such() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     store.prepare_unique_jobs().await.unwrap();
     let mut session = store.start_session().await.unwrap();
     session.start_transaction().await.unwrap();
@@ -474,8 +467,7 @@ async fn the_holder_may_be_archived_meanwhile() {
 /// While a worker starts it: either the new content runs, or the caller learns that it was too late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replacement_that_races_with_a_start_is_run_or_refused() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let (mut replaced, mut too_late) = (0, 0);
     for _ in 0..60 {
         let id = enqueue(&store, keyed(1, Unique::by_key("k"))).await.id;
@@ -506,8 +498,7 @@ async fn a_replacement_that_races_with_a_start_is_run_or_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn mongodb_refuses_a_second_key_also_from_the_shell() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.prepare_unique_jobs().await.unwrap();
     let script = |set: &str| {
         format!(
@@ -540,8 +531,7 @@ async fn mongodb_refuses_a_second_key_also_from_the_shell() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (_database, store) = prepared().await;
     let failed = async |unique: Unique| {
         let held = start_one(&store, enqueue(&store, keyed(0, unique)).await.id).await;
         let execution = held.0.last_execution.clone().unwrap().ended(store.now(), Some(&Failure::new("x", "")));
@@ -565,8 +555,7 @@ async fn a_dead_letter_keeps_its_key_when_it_is_retried() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_store_on_a_foreign_client_makes_the_indexes_and_duplicates_stop_no_process() {
-    let database = TestDatabase::new().await;
-    let own = store(&database).await;
+    let (database, own) = prepared().await;
     let foreign = Client::from_database(database.database().clone());
     assert!(keyed(0, Unique::by_key("k")).enqueue(&foreign).await.unwrap().is_new);
     // Two documents with one key, from a time without the index: the process starts, and the others work.
@@ -583,8 +572,7 @@ async fn a_store_on_a_foreign_client_makes_the_indexes_and_duplicates_stop_no_pr
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_cannot_be_is_refused_before_anything_is_sent() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let refused = async |job: NewJob, part: &str| {
         let problem = job.enqueue(&store).await.unwrap_err();
         assert!(matches!(problem, EnqueueError::Unique { .. }) && chain(&problem).contains(part), "{problem:?}");
@@ -641,8 +629,7 @@ async fn the_command_line_says_what_has_happened() {
 /// Many processes, killed between the insert and the hint: the job is done once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn killed_enqueuers_leave_one_job_that_is_done() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let mut children: Vec<_> =
         (0..12).map(|_| spawn(&database, &["enqueue", "--class", "noop", "--unique", "k", "--unique-for", "1h"])).collect();
     wait_until(SOON, "one of them has inserted", async || count(&database, "scheduled", doc! {}).await == 1).await;

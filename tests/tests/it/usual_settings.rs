@@ -15,7 +15,7 @@ use recruiter_common::{
 };
 use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
-    local::store,
+    local::{prepared, store},
     mongo::{TestDatabase, temporary},
     oracle::number,
     processes::{Process, binary},
@@ -359,8 +359,7 @@ async fn shell(database: &TestDatabase, text: &str, meanwhile: impl AsyncFn()) -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_pipe_ends_what_follows() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     store.publish_message("a.b", &doc! { "n": 1 }).await.unwrap();
     // There is no second message.
     let said = shell(&database, "\"$0\" subscribe 'a.*' --since 1m | head -n 1", async || {}).await;

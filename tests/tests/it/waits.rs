@@ -6,7 +6,7 @@ use bson::doc;
 use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, Workable, store::Store, wait::WaitError};
 use recruiter_tests::{
     fail_points::FailPoint,
-    local::{Local, store},
+    local::{Local, prepared},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_until},
 };
@@ -57,8 +57,7 @@ struct Running {
 
 impl Running {
     async fn new() -> Self {
-        let database = TestDatabase::new().await;
-        let store = store(&database).await;
+        let (database, store) = prepared().await;
         let recruiter = Local::recruiter(&database, &[]);
         let worker = Local::worker(&database, Worker::new().register::<Double>(()).unwrap(), &[]);
         Self { database, store, recruiter, worker }
@@ -123,8 +122,7 @@ async fn a_wait_returns_the_result_or_names_the_end() {
 /// As in a failover that takes longer than the driver's own repetitions.
 #[tokio::test]
 async fn a_wait_goes_on_while_its_job_cannot_be_read() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     let job = double(1).enqueue(&store).await.unwrap().id;
     let waiting = tokio::spawn({
         let store = store.clone();

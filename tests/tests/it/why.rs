@@ -16,7 +16,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     ledger::Entry,
-    local::store,
+    local::prepared,
     mongo::TestDatabase,
     oracle::Policy,
     wait::{SOON, wait_until},
@@ -34,8 +34,7 @@ struct Stage {
 impl Stage {
     /// A recruiter that leads, and a worker with ten free slots for the class `x`. No process runs.
     async fn new() -> Self {
-        let database = TestDatabase::new().await;
-        let store = store(&database).await;
+        let (database, store) = prepared().await;
         let worker = announcement(10);
         store.register(&worker).await.unwrap();
         let lease = doc! {
@@ -315,8 +314,7 @@ async fn a_pause_that_is_not_valid_makes_no_limit_invalid() {
 
 #[tokio::test]
 async fn an_application_asks_without_the_command_line() {
-    let database = TestDatabase::new().await;
-    let store = store(&database).await;
+    let (database, store) = prepared().await;
     assert!(store.why(JobId::new()).await.unwrap().is_none());
     let job = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap().id;
     assert_eq!(store.why(job).await.unwrap().unwrap().reason, Reason::NoRecruiter);
