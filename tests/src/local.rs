@@ -55,6 +55,13 @@ pub fn ids(enqueued: Vec<Enqueued>) -> Vec<JobId> {
     enqueued.into_iter().map(|job| job.id).collect()
 }
 
+/// Stops them, one after the other.
+pub async fn stop(processes: impl IntoIterator<Item = Local>) {
+    for process in processes {
+        process.stop().await;
+    }
+}
+
 /// A process's main function, running in this process until it is stopped.
 #[derive(Debug)]
 pub struct Local {
@@ -85,6 +92,12 @@ impl Local {
         let args = Flags::parse_from([&["worker"], flags].concat()).worker;
         let (trigger, shutdown) = Shutdown::manual();
         Self::spawn(trigger, async move { Ok(worker.run(connect, args, shutdown).await?.into()) })
+    }
+
+    /// Starts a recruiter and a worker with these classes. The worker is the first to be stopped.
+    pub fn pair(database: &TestDatabase, recruiter_flags: &[&str], worker: Worker, worker_flags: &[&str]) -> [Self; 2] {
+        let recruiter = Self::recruiter(database, recruiter_flags);
+        [Self::worker(database, worker, worker_flags), recruiter]
     }
 
     /// Prints the error with which it ends: a test that waits for what it would have done does not look at the task.

@@ -19,7 +19,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
-    local::{Local, ids, prepared, store},
+    local::{self, Local, ids, prepared, store},
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System, mentioning},
@@ -149,11 +149,10 @@ struct Setting {
 
 impl Setting {
     async fn new() -> Self {
-        let database = TestDatabase::new().await;
-        let notes = Arc::new(Notes::default());
+        let ((database, store), notes) = (prepared().await, Arc::new(Notes::default()));
         let recruiter = Local::recruiter(&database, &[]);
         let worker = Self::worker(&database, &notes, &["--grace", "100ms"]);
-        Self { store: store(&database).await, database, notes, recruiter, worker }
+        Self { database, store, notes, recruiter, worker }
     }
 
     fn worker(database: &TestDatabase, notes: &Arc<Notes>, flags: &[&str]) -> Local {
@@ -166,8 +165,7 @@ impl Setting {
     }
 
     async fn stop(self) {
-        self.worker.stop().await;
-        self.recruiter.stop().await;
+        local::stop([self.worker, self.recruiter]).await;
     }
 }
 
@@ -388,8 +386,7 @@ async fn no_item_is_entered_while_the_lease_is_over() {
     assert_eq!(notes.take(), ["enter 0"]);
     drop(armed);
     assert_eq!(summaries(&archived(&database, id).await), ["done", "done"]);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop([worker, recruiter]).await;
 }
 
 /// I3: a worker that finds its claim lost stops, and does not overwrite the records of the next start.
@@ -453,8 +450,7 @@ async fn a_worker_that_stops_hands_the_rest_back_whatever_the_policy() {
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "done"]);
     assert_eq!((number(&job, "attempts"), number(&job, "interruptions")), (2, 1));
     wait_until(SOON, "the hook was called", async || setting.notes.take().contains(&"success 3".to_owned())).await;
-    worker.stop().await;
-    setting.recruiter.stop().await;
+    local::stop([worker, setting.recruiter]).await;
 }
 
 /// Item at which a bundle of programs stays until it is let go. So a bundle does not end before a test has ended its worker.

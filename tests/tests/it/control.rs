@@ -16,7 +16,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, read, start, to_start},
     ledger::{Entry, Event},
-    local::{Local, connect_args, ids, prepared, store},
+    local::{self, Local, connect_args, ids, prepared, store},
     mongo::TestDatabase,
     oracle::Policy,
     wait::{SOON, wait_for, wait_until},
@@ -233,7 +233,7 @@ fn worker() -> Worker {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_job_extends_its_time_limit() {
     let database = TestDatabase::new().await;
-    let (recruiter, running) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(), &[]));
+    let processes = Local::pair(&database, &[], worker(), &[]);
     let store = store(&database).await;
     let check = async |job: NewJob, class: Option<&str>| {
         let id = job.enqueue(&store).await.unwrap().id;
@@ -257,14 +257,13 @@ async fn a_running_job_extends_its_time_limit() {
         message.contains("time limit of 3") && !message.contains("of 300ms")
     })
     .await;
-    running.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snooze_has_a_reason_and_a_cap() {
     let database = TestDatabase::new().await;
-    let (recruiter, running) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(), &[]));
+    let processes = Local::pair(&database, &[], worker(), &[]);
     let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::from_millis(20)).unwrap();
     let id = NotYet { at_most: 2 }.as_job().retry(&policy).enqueue(&store).await.unwrap().id;
@@ -278,8 +277,7 @@ async fn a_snooze_has_a_reason_and_a_cap() {
     let (snoozed, failed) = ("the report is not ready", "the report is not ready (snoozed 2 times, the limit of this class)");
     assert_eq!(messages, [snoozed, snoozed, failed, failed], "{archived}");
     assert_eq!(archived.get_str("why").unwrap(), "tried-too-many-times");
-    running.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -101,8 +101,7 @@ async fn enqueue(store: &Store, how: &str) -> JobId {
 async fn each_start_has_one_event_that_names_its_end_and_hooks_are_for_ends() {
     let database = TestDatabase::new().await;
     let (store, diary) = (store(&database).await, Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let local = Local::worker(&database, worker(&diary), &["--heartbeat", "300ms", "--grace", "100ms"]);
+    let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &["--heartbeat", "300ms", "--grace", "100ms"]);
     let ends = async |job: JobId, expected: &[&str]| {
         wait_until(SOON, &format!("{expected:?}"), async || diary.of(job).len() >= expected.len()).await;
         assert_eq!(diary.of(job), expected);
@@ -133,8 +132,7 @@ async fn each_start_has_one_event_that_names_its_end_and_hooks_are_for_ends() {
 async fn a_bundle_that_is_snoozed_calls_the_hooks_of_the_items_that_have_ended() {
     let database = TestDatabase::new().await;
     let (store, diary) = (store(&database).await, Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let local = Local::worker(&database, worker(&diary), &[]);
+    let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &[]);
     let bundle = NewJob::bundle(["done", "snooze", "done"].map(|how| End { how: how.into() })).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "the hooks are called", async || diary.of(bundle).len() >= 4).await;
     local.stop().await;
@@ -147,8 +145,7 @@ async fn a_bundle_that_is_snoozed_calls_the_hooks_of_the_items_that_have_ended()
 async fn a_worker_that_stops_during_a_hook_leaves_the_roster() {
     let database = TestDatabase::new().await;
     let (store, diary) = (store(&database).await, Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let local = Local::worker(&database, worker(&diary), &["--grace", "100ms"]);
+    let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &["--grace", "100ms"]);
     let job = enqueue(&store, "hangs after").await;
     wait_until(SOON, "the hook is called", async || diary.of(job) == ["started", "done", "after success"]).await;
     local.stop().await;

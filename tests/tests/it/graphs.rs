@@ -22,7 +22,7 @@ use recruiter_common::{
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
-    local::{Local, connect_args, prepared, store, store_behind_a_proxy},
+    local::{self, Local, connect_args, prepared, store, store_behind_a_proxy},
     mongo::{TestDatabase, own_mongod},
     processes::{Process, Setup, System, binary},
     proxy::Action,
@@ -85,17 +85,14 @@ struct Stage {
     database: TestDatabase,
     store: Store,
     diary: Arc<Diary>,
-    recruiter: Local,
-    worker: Local,
+    processes: [Local; 2],
 }
 
 impl Stage {
     async fn new() -> Self {
-        let (database, diary) = (TestDatabase::new().await, Arc::new(Diary::default()));
-        let recruiter = Local::recruiter(&database, &[]);
-        let worker = Local::worker(&database, Worker::new().register::<Step>(diary.clone()).unwrap(), &[]);
-        let store = store(&database).await;
-        Self { database, store, diary, recruiter, worker }
+        let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
+        let processes = Local::pair(&database, &[], Worker::new().register::<Step>(diary.clone()).unwrap(), &[]);
+        Self { database, store, diary, processes }
     }
 
     /// The place of a job in the order of executions.
@@ -126,8 +123,7 @@ impl Stage {
 
     async fn close(self) {
         assert_eq!(self.database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0, "nothing is left");
-        self.worker.stop().await;
-        self.recruiter.stop().await;
+        local::stop(self.processes).await;
     }
 }
 

@@ -18,7 +18,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},
     fail_points::FailPoint,
-    local::{Local, ids, prepared, store},
+    local::{self, Local, ids, prepared, store},
     mongo::{TestDatabase, own_mongod},
     wait::{SOON, wait_until},
 };
@@ -88,7 +88,7 @@ impl Setting {
     async fn on(database: TestDatabase) -> Self {
         let (store, counts) = (store(&database).await, Arc::new(Counts::default()));
         let worker = Worker::new().register_builtins().unwrap().register::<Fleeting>(counts.clone()).unwrap();
-        let processes = [Local::recruiter(&database, &[]), Local::worker(&database, worker, &[])];
+        let processes = Local::pair(&database, &[], worker, &[]);
         Self { database, store, counts, processes }
     }
 
@@ -103,9 +103,7 @@ impl Setting {
     }
 
     async fn stop(self) {
-        for process in self.processes {
-            process.stop().await;
-        }
+        local::stop(self.processes).await;
     }
 }
 

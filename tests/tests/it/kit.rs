@@ -7,7 +7,7 @@ use recruiter_common::{JobFilter, NewJob, RetryManyTimes, Workable};
 use recruiter_testing::{Drain, DrainError, Inline, InlineError, NotAlone, enqueued, run_inline};
 use recruiter_tests::{
     diary::Diary,
-    local::{Local, prepared},
+    local::{self, Local, prepared},
     mongo::TestDatabase,
     wait::{SOON, wait_until},
 };
@@ -155,8 +155,7 @@ async fn a_job_is_executed_inline_as_by_a_worker() {
 async fn a_running_worker_has_layers_and_blocking_hooks() {
     let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let local = Local::worker(&database, worker(&diary).layer(Noted("layer", diary.clone())), &[]);
+    let processes = Local::pair(&database, &[], worker(&diary).layer(Noted("layer", diary.clone())), &[]);
     let seen = async |expected: &[&str]| {
         let mut lines: Vec<String> = Vec::new();
         wait_until(SOON, &format!("{expected:?}"), async || {
@@ -173,8 +172,7 @@ async fn a_running_worker_has_layers_and_blocking_hooks() {
     let item = |name| ["layer before Step".to_owned(), format!("{name} 1"), "layer after Ok(true)".into()];
     let lines = [item("b").as_slice(), &item("c"), &["success".into(), "success".into()]].concat();
     seen(&lines.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    local.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[tokio::test]

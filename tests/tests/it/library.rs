@@ -18,7 +18,7 @@ use recruiter_tests::{
     diary::Diary,
     factory::minimal_job,
     fail_points::FailPoint,
-    local::{Local, connect_args, prepared, store},
+    local::{self, Local, connect_args, prepared, store},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_for, wait_until},
 };
@@ -84,8 +84,7 @@ async fn result_of<W: Workable>(store: &Store, id: JobId) -> JobResult<W::Output
 async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
     let database = TestDatabase::new().await;
     let diary = Arc::new(Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let store = store(&database).await;
     let job = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().in_group("mail").tag("a").tag("b").urn("urn:x");
     let id = job.enqueue(&store).await.unwrap().id;
@@ -98,8 +97,7 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
     assert!(database.raw("scheduled").find_one(doc! {}).await.unwrap().is_none());
     wait_until(SOON, "the hook was called", async || diary.lines().len() == 2).await;
     assert_eq!(diary.lines(), ["attempt 1 last=true after=", "success"]);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
     assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0, "who stops leaves the roster");
 }
 
@@ -107,8 +105,7 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
 async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() {
     let database = TestDatabase::new().await;
     let diary = Arc::new(Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::from_millis(50)).unwrap();
     let greet = |fail_until_attempt| Greet { name: "Ada".into(), fail_until_attempt }.as_job().retry(&policy);
@@ -127,8 +124,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     assert!(!failed.get_bool("done").unwrap());
     wait_until(SOON, "the hooks were called", async || diary.lines().len() == 5).await;
     assert_eq!(diary.lines()[3..], ["failure too-early", "last failure too-early"]);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -167,8 +163,7 @@ impl BlockingExecutable for Compute {
 #[tokio::test]
 async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
     let database = TestDatabase::new().await;
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register_blocking::<Compute>(AtomicU32::new(0)).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register_blocking::<Compute>(AtomicU32::new(0)).unwrap(), &[]);
     let store = store(&database).await;
     for (n, class, message) in [(0, "ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")] {
         let id = Compute { n }.as_job().enqueue(&store).await.unwrap().id;
@@ -186,8 +181,7 @@ async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
     let id = Compute { n: 100 }.as_job().enqueue(&store).await.unwrap().id;
     assert_eq!(archived(&database, id).await.get_i64("result").unwrap(), 5050);
     assert_eq!(result_of::<Compute>(&store, id).await, JobResult::Done(5050));
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[derive(Debug)]
@@ -215,8 +209,7 @@ impl RetryPolicy for OnlyOnFriday {
 #[tokio::test]
 async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Greet>(Arc::new(Diary::default())).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(Arc::new(Diary::default())).unwrap(), &[]);
     let rows = vec![doc! { "younger_than_seconds": 1_800, "seconds_to_wait": 0.2 }];
     let [young, old] = [0, 3_600].map(|age| ObjectId::from_parts(u32::try_from(store.now().timestamp() - age).unwrap(), [0; 5], [0; 3]));
     for id in [young, old] {
@@ -232,8 +225,7 @@ async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
     assert_eq!((ended.get_str("why").unwrap(), ended.get_i32("attempts").unwrap()), ("tried-too-many-times", 1), "{ended}");
     let again = doc! { "_id": young, "attempts": { "$gt": 1 } };
     wait_until(SOON, "it is retried", async || database.raw("scheduled").count_documents(again.clone()).await.unwrap() == 1).await;
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[tokio::test]
@@ -280,8 +272,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     for (id, why) in waiting.into_iter().zip(["not-friday", "non-retriable-exception"]) {
         assert_eq!(archived(&database, id).await.get_str("why").unwrap(), why);
     }
-    newer.stop().await;
-    recruiter.stop().await;
+    local::stop([newer, recruiter]).await;
 }
 
 #[tokio::test]
@@ -314,8 +305,7 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     let send = || Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().with_id(id).enqueue(&store);
     assert!(send().await.unwrap().is_new);
     assert!(!send().await.unwrap().is_new, "it is scheduled");
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let first = archived(&database, id).await;
     assert!(!send().await.unwrap().is_new, "it is archived");
     // As if the look into the archive had been lost: inserted again behind our back.
@@ -328,8 +318,7 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     wait_until(SOON, "the copy is gone", async || database.raw("scheduled").find_one(doc! {}).await.unwrap().is_none()).await;
     assert_eq!(database.raw("archived").find_one(doc! { "_id": id }).await.unwrap(), Some(first), "the archive is untouched");
     assert_eq!(attempts(&diary), 1);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 /// Blocks the thread, like code that computes, from the beginning or after a wait.
@@ -367,8 +356,7 @@ impl Executable for Greedy {
 async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
     let database = TestDatabase::new().await;
     let diary = Arc::new(Diary::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Greedy>(diary.clone()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Greedy>(diary.clone()).unwrap(), &[]);
     for waits in [false, true] {
         // If the test is stalled while it waits, its time is over before it computes.
         while diary.lines().is_empty() {
@@ -378,8 +366,7 @@ async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
         }
         assert_eq!(diary.take(), ["Some(TimeLimit)"]);
     }
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 /// Its own code panics wherever a user's code can.
@@ -504,8 +491,7 @@ async fn a_started_job_is_not_entered_while_the_lease_is_over() {
         assert_eq!(archived(&database, job).await.get_i32("attempts").unwrap(), 1);
     }
     assert_eq!(attempts(&diary), 2);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop([worker, recruiter]).await;
 }
 
 /// I9: a panic in a user's code is the end of its job, never of the worker.
@@ -526,8 +512,7 @@ async fn user_code_that_panics_ends_its_job_alone() {
     assert!(message(greet(9).retry(&ExplosivePolicy)).await.contains("while it decides"));
     let id = greet(0).enqueue(&store).await.unwrap().id;
     assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done", "the worker goes on");
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop([worker, recruiter]).await;
 }
 
 /// I9: the worker watches its internal tasks. A task that panics is not replaced, because its state is lost.
@@ -638,8 +623,8 @@ impl Drop for LetGo {
 async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
     let (database, store) = prepared().await;
     let let_go = LetGo(Arc::default());
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &["--grace", "100ms"]);
+    let [worker, recruiter] =
+        Local::pair(&database, &[], Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &["--grace", "100ms"]);
     let again = RetryManyTimes::new(3, Duration::ZERO).unwrap();
     Stubborn {}.as_job().retry(&again).enqueue(&store).await.unwrap();
     let locked = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
@@ -658,9 +643,8 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
 async fn threads_that_outlive_their_session_keep_their_slots() {
     let (database, store) = prepared().await;
     let let_go = LetGo(Arc::default());
-    let recruiter = Local::recruiter(&database, &[]);
     let flags = ["--concurrency", "3", "--heartbeat", "200ms"];
-    let worker = Local::worker(&database, Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &flags);
+    let processes = Local::pair(&database, &[], Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &flags);
     for _ in 0..2 {
         Stubborn {}.as_job().enqueue(&store).await.unwrap();
     }
@@ -672,8 +656,7 @@ async fn threads_that_outlive_their_session_keep_their_slots() {
     wait_until(SOON, "another session offers the third slot", async || offers(1).await).await;
     drop(let_go);
     wait_until(SOON, "it offers all slots", async || offers(3).await).await;
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 /// Panics when it is dropped.
@@ -703,14 +686,12 @@ impl Drop for Fragile {
 #[tokio::test]
 async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Fragile>(()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Fragile>(()).unwrap(), &[]);
     for _ in 0..2 {
         let id = NewJob::of_class(Fragile::CLASS, doc! {}).enqueue(&store).await.unwrap().id;
         assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done");
     }
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 /// Enqueues the next one with its labels.
@@ -740,13 +721,11 @@ impl Executable for Chain {
 #[tokio::test]
 async fn a_workable_knows_the_labels_of_its_job_and_can_enqueue() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Chain>(()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Chain>(()).unwrap(), &[]);
     let first = Chain { left: 1 }.as_job().tag("a").tag("b").urn("urn:x").enqueue(&store).await.unwrap().id;
     assert_eq!(archived(&database, first).await.get_str("result").unwrap(), r#"["a", "b"] Some("urn:x")"#);
     let ended = async || database.raw("archived").find_one(doc! { "_id": { "$ne": first } }).await.unwrap();
     let next = wait_for(SOON, "the next one is archived", ended).await;
     assert_eq!(next.get_str("result").unwrap(), r#"["a", "b"] None"#);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }

@@ -10,7 +10,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::again,
-    local::{Local, prepared, store},
+    local::{self, Local, prepared},
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System},
@@ -117,17 +117,16 @@ struct Setting {
     database: TestDatabase,
     store: recruiter_common::store::Store,
     lost: std::sync::Arc<tokio::sync::Semaphore>,
-    recruiter: Local,
-    worker: Local,
+    processes: [Local; 2],
 }
 
 impl Setting {
     async fn new() -> Self {
-        let database = TestDatabase::new().await;
+        let (database, store) = prepared().await;
         let lost = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
         let worker = Worker::new().register::<Noting>(lost.clone()).unwrap();
-        let (recruiter, worker) = (Local::recruiter(&database, &[]), Local::worker(&database, worker, &[]));
-        Self { store: store(&database).await, lost, database, recruiter, worker }
+        let processes = Local::pair(&database, &[], worker, &[]);
+        Self { database, store, lost, processes }
     }
 
     async fn enqueue(&self, how: How) -> JobId {
@@ -139,8 +138,7 @@ impl Setting {
     }
 
     async fn stop(self) {
-        self.worker.stop().await;
-        self.recruiter.stop().await;
+        local::stop(self.processes).await;
     }
 }
 

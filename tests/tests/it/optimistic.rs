@@ -16,7 +16,7 @@ use recruiter_testing::Drain;
 use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
-    local::{Local, connect_args, prepared, store_behind_a_proxy},
+    local::{self, Local, connect_args, prepared, store_behind_a_proxy},
     mongo::TestDatabase,
     processes::Process,
     proxy::Action,
@@ -163,7 +163,7 @@ async fn after_a_failure_the_policy_decides_and_workers_run_the_next_attempt() {
     let (database, store) = prepared().await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
-    let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
+    let processes = Local::pair(&database, &[], worker(&elsewhere), &[]);
     let job = Errand { fails: 1, ..errand("a") }.as_job().retry(&RetryManyTimes::new(2, Duration::from_millis(300)).unwrap());
     let attempted = here.execute(job).await.unwrap();
     let Attempted::Here { id, ran: Ran::Again { counts: true, failure, .. } } = attempted else { panic!("{attempted:?}") };
@@ -178,8 +178,7 @@ async fn after_a_failure_the_policy_decides_and_workers_run_the_next_attempt() {
     assert_eq!(failure.class, "too-early");
     assert_eq!(archived(&database, id).await.unwrap().get_i32("attempts").unwrap(), 1);
     here.stop().await.unwrap();
-    local.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[tokio::test]
@@ -278,15 +277,14 @@ async fn nothing_else_runs_the_job_of_a_process_that_lives() {
     let (database, store) = prepared().await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
     let cleaner = cleaner(&database, "10s");
-    let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
+    let processes = Local::pair(&database, &[], worker(&elsewhere), &[]);
     let here = worker(&diary).optimistic(&store, config().lease(Duration::from_secs(6))).await.unwrap();
     let ran = here.execute(Errand { ms: 12_000, ..errand("long") }.as_job().retry(&RetryManyTimes::new(3, SOON).unwrap())).await.unwrap();
     assert!(matches!(&ran, Attempted::Here { ran: Ran::Done { .. }, .. }), "{ran:?}");
     assert_eq!((diary.lines(), elsewhere.lines()), (vec!["long 1".to_owned()], Vec::new()));
     assert_eq!(only(&database, "archived").await.get_i32("attempts").unwrap(), 1);
     here.stop().await.unwrap();
-    local.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
     drop(cleaner);
 }
 
@@ -295,7 +293,7 @@ async fn nothing_else_runs_the_job_of_a_process_that_lives() {
 async fn the_job_of_a_process_that_dies_is_rescued_once() {
     let database = TestDatabase::new().await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
-    let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
+    let processes = Local::pair(&database, &[], worker(&elsewhere), &[]);
     let (again, never) = (JobId::new(), JobId::new());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.spawn({
@@ -321,8 +319,7 @@ async fn the_job_of_a_process_that_dies_is_rescued_once() {
     assert_eq!((never.get_str("why").unwrap(), never.get_i32("attempts").unwrap()), ("worker-died", 1));
     assert_eq!((diary.lines().len(), elsewhere.lines()), (2, vec!["again 2".to_owned()]));
     wait_until(SOON, "the roster has the worker alone", async || database.raw("roster").count_documents(doc! {}).await.unwrap() == 1).await;
-    local.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
     drop(cleaner);
 }
 
@@ -333,7 +330,7 @@ async fn a_job_that_was_not_started_is_left_to_the_workers() {
     let (proxy, store) = store_behind_a_proxy(&database).await;
     let (diary, elsewhere) = (Arc::new(Diary::default()), Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
-    let (recruiter, local) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(&elsewhere), &[]));
+    let processes = Local::pair(&database, &[], worker(&elsewhere), &[]);
     let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("insert", "scheduled"));
     tokio::select! {
         attempted = here.execute(errand("left").as_job()) => panic!("{attempted:?}"),
@@ -343,8 +340,7 @@ async fn a_job_that_was_not_started_is_left_to_the_workers() {
     wait_until(SOON, "a worker has done it", async || counts(&database).await == [0, 1]).await;
     assert_eq!((diary.lines(), elsewhere.lines()), (Vec::new(), vec!["left 1".to_owned()]));
     here.stop().await.unwrap();
-    local.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }
 
 #[tokio::test]

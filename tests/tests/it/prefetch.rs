@@ -155,11 +155,9 @@ async fn large_jobs_are_started_in_all_free_slots_at_once() {
     let padding = "x".repeat(3 * 1024 * 1024);
     let large = |_| NewJob::of_class("sleep", doc! { "ms": 600_000, "padding": &padding });
     store.enqueue_many((0..10).map(large)).await.unwrap();
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "10", "--grace", "100ms"]);
+    let processes = Local::pair(&database, &[], Worker::new().register_builtins().unwrap(), &["--concurrency", "10", "--grace", "100ms"]);
     let running = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 10;
     wait_until(SOON, "all slots are in use", running).await;
     assert_eq!(database.raw("signals").count_documents(doc! { "kind": { "$in": ["not_started", "returned"] } }).await.unwrap(), 0);
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }

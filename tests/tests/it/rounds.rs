@@ -21,7 +21,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, minimal_job},
     fail_points::FailPoint,
-    local::{Local, connect_args, prepared, store},
+    local::{self, Local, connect_args, prepared, store},
     mongo::TestDatabase,
     mongosh,
     wait::{SOON, best_of_three, wait_for, wait_until, within},
@@ -58,10 +58,13 @@ fn only(group: &str) -> BTreeSet<String> {
 /// A recruiter and a worker of all builtin classes.
 async fn system(database: &TestDatabase, work_on: &[&str]) -> (Store, [Local; 2]) {
     let store = store(database).await;
-    let recruiter = Local::recruiter(database, &["--poll", "400ms"]);
-    let worker = Local::worker(database, Worker::new().register_builtins().unwrap(), work_on);
+    let processes = Local::pair(database, &["--poll", "400ms"], builtins(), work_on);
     until_ready(database, 1).await;
-    (store, [recruiter, worker])
+    (store, processes)
+}
+
+fn builtins() -> Worker {
+    Worker::new().register_builtins().unwrap()
 }
 
 async fn until_ready(database: &TestDatabase, workers: u64) {
@@ -84,9 +87,7 @@ async fn only_groups_with_waiting_jobs_are_searched_and_those_with_news_alone() 
     assert!(repeated().await.iter().all(|groups| *groups == only("waiting")), "{:?}", searched(&database).await);
     store.publish(&Hint::jobs_in(["news"])).await.unwrap();
     wait_until(SOON, "the announced lane is searched", async || searched(&database).await.contains(&only("news"))).await;
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// Jobs that were found but exceed the free slots are assigned in the next rounds; a search asks for no more.
@@ -102,9 +103,7 @@ async fn a_search_finds_a_few_times_what_fits_and_not_without_end() {
             Some(search.get_document("command").unwrap().get_i64("limit").unwrap())
         };
         assert_eq!(wait_for(SOON, "it has searched", limit).await, most);
-        for process in processes {
-            process.stop().await;
-        }
+        local::stop(processes).await;
     };
     check("100", 400).await;
     check("4000", 9_000).await;
@@ -125,27 +124,22 @@ async fn lanes_without_due_jobs_are_not_searched() {
     store.enqueue_many([NewJob::of_class("noop", doc! {}).in_group("group-7")]).await.unwrap();
     let done = async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 1;
     wait_until(SOON, "a job that is due is done", done).await;
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// A full scan in between does not forget what a hint has said of a later date, in however many groups.
 #[tokio::test]
 async fn jobs_of_many_groups_start_at_their_date() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let flags = [&NEVER_POLLS[..], &["--work-on", "*"]].concat();
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &flags);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &flags);
     until_ready(&database, 1).await;
     let dates = [1_000, 1_300, 1_600].map(|ms| store.now() + Duration::from_millis(ms));
     let job = |number: usize| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(dates[number % 3]);
     store.enqueue_many((0..150).map(job)).await.unwrap();
     store.publish(&Hint::Seed).await.unwrap();
     wait_until(SOON, "all are done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 150).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// A worker whose slots are offered before it has a lease would refuse its first jobs.
@@ -155,14 +149,11 @@ async fn a_worker_that_offers_slots_can_start_jobs() {
     let beats = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").close_connection();
     let armed = beats.arm(database.uri()).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 1).await;
     assert!(armed.struck().await > 0);
     drop(armed);
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// A job is announced while it is on its way. If that takes long, a recipient that searched for it has not found it.
@@ -199,7 +190,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     // Two workers, so that one has free slots in the meantime.
-    let worker = || Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    let worker = || Local::worker(&database, builtins(), &NEVER_POLLS);
     let workers = [worker(), worker()];
     until_ready(&database, 2).await;
     let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(500));
@@ -222,9 +213,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     drop(armed);
     let done = async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1;
     wait_until(SOON, "it is done long before the poll", done).await;
-    for process in workers.into_iter().chain([recruiter]) {
-        process.stop().await;
-    }
+    local::stop(workers.into_iter().chain([recruiter])).await;
 }
 
 /// The jobs of a full worker count as in flight until it offers slots again. They may become due again sooner.
@@ -233,8 +222,7 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
     let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     // Two workers, so that one has free slots in the meantime.
-    let worker =
-        || Local::worker(&database, Worker::new().register_builtins().unwrap(), &[&NEVER_POLLS[..], &["--concurrency", "1"]].concat());
+    let worker = || Local::worker(&database, builtins(), &[&NEVER_POLLS[..], &["--concurrency", "1"]].concat());
     let workers = [worker(), worker()];
     until_ready(&database, 2).await;
     let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(300));
@@ -244,17 +232,14 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
     let done = async || database.raw("archived").count_documents(doc! { "_id": job, "done": true }).await.unwrap() == 1;
     wait_until(SOON, "it is done long before the poll", done).await;
     drop(armed);
-    for process in workers.into_iter().chain([recruiter]) {
-        process.stop().await;
-    }
+    local::stop(workers.into_iter().chain([recruiter])).await;
 }
 
 /// The sender of a hint about a due job may have another clock, or may name only the first of several jobs.
 #[tokio::test]
 async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     until_ready(&database, 1).await;
     // Finished jobs are behind all jobs of the first search.
     let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
@@ -265,17 +250,14 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     database.raw("scheduled").insert_one(job).await.unwrap();
     store.publish(&Hint::jobs_in(["generic"])).await.unwrap();
     wait_until(SOON, "it is done long before the poll", async || done().await == 2).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// The jobs to be assigned in it are not announced again.
 #[tokio::test]
 async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     until_ready(&database, 1).await;
     let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
@@ -286,9 +268,7 @@ async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
     wait_until(SOON, "it is done long before the poll", async || done().await == 2).await;
     assert_eq!(armed.struck().await, 1);
     drop(armed);
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// A worker that receives keep-alives in time need not poll. Hints leave the recruiter no pause.
@@ -314,9 +294,7 @@ async fn idle_workers_are_told_in_time_also_while_hints_come_without_a_pause() {
     wait_for(SOON, "the worker hardly asks", hardly_asked).await;
     assert!(!flood.is_finished());
     flood.abort();
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// I9. A group or a class may be any bytes: drivers of other languages do not check.
@@ -342,9 +320,7 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
     assert!(store.ungated_groups().await.unwrap().iter().all(|group| group.is_ascii()));
     store.lanes_of("generic", 9).await.unwrap();
     store.waiting_lanes().await.unwrap();
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// How long after their due dates these jobs started, in milliseconds, in the order of the dates.
@@ -367,8 +343,7 @@ fn plain_job() -> Document {
 #[tokio::test]
 async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &["--poll", "2s", "--lease", "10s"]);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &[]);
+    let processes = Local::pair(&database, &["--poll", "2s", "--lease", "10s"], builtins(), &[]);
     until_ready(&database, 1).await;
     // Full scans have seen the worker idle.
     pause(Duration::from_secs(3)).await;
@@ -404,9 +379,7 @@ async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
     }
     let (hinted, full) = (listings(&database).await - idle, looks(&database).await - full);
     assert!(hinted <= full + 4, "{hinted}, {full}");
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// How many times the recruiter has listed the groups that have jobs since the profiler was turned on.
@@ -425,8 +398,7 @@ async fn looks(database: &TestDatabase) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_hint_of_another_language_starts_its_job_at_once() {
     let database = TestDatabase::new().await;
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     until_ready(&database, 1).await;
     let guide = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/library.md")).unwrap();
     let line = |begin: &str| guide.lines().find(|line| line.starts_with(begin)).unwrap().to_owned();
@@ -450,9 +422,7 @@ async fn a_hint_of_another_language_starts_its_job_at_once() {
     );
     mongosh::eval(database.uri(), &format!("{job}; {node}"));
     started(6).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// Jobs with a gate fill the window of no other lane, are found with and without a hint, and end like any other.
@@ -481,9 +451,7 @@ async fn jobs_with_a_gate_are_assigned_like_any_other() {
     wait_until(SOON, "one more is done", async || archived(&database).await == 342).await;
     let last = database.raw("archived").find_one(doc! { "_id": job.get_object_id("_id").unwrap() }).await.unwrap().unwrap();
     assert_eq!((last.get_str("why").unwrap(), last.get_str("gate").unwrap()), ("done", "customer:7"));
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 async fn archived(database: &TestDatabase) -> u64 {
@@ -513,9 +481,7 @@ async fn a_job_that_its_worker_does_not_start_is_left_alone_for_a_growing_while(
     wait_until(SOON, "it is assigned again, after a longer pause each time", are_rare).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
     wait_until(SOON, "others are done beside it", async || archived(&database).await == 1).await;
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// A worker of this process that is registered and does nothing.
@@ -540,7 +506,7 @@ async fn start_beside_ghosts() -> Duration {
         ghost(&store, 50, &["noop".to_owned()]).await;
     }
     let tried = doc! { "capacity": 50, "assigned_to": { "$exists": true } };
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "1", "--heartbeat", "1s"]);
+    let worker = Local::worker(&database, builtins(), &["--concurrency", "1", "--heartbeat", "1s"]);
     until_ready(&database, 4).await;
     // The recruiter has seen them all.
     pause(Duration::from_secs(1)).await;
@@ -549,9 +515,7 @@ async fn start_beside_ghosts() -> Duration {
     wait_until(SOON, "it is done", async || archived(&database).await == 1).await;
     let took = begun.elapsed();
     let is_one = database.raw("roster").count_documents(tried).await.unwrap() <= 1;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop([worker, recruiter]).await;
     if is_one { took } else { Duration::MAX }
 }
 
@@ -563,7 +527,7 @@ async fn a_backlog_of_some_workers_keeps_no_other_worker_idle() {
     let job = |number: usize| NewJob::of_class(&classes[number % 40], doc! {}).priority(Priority::MAX);
     store.enqueue_many((0..4_000).map(job)).await.unwrap();
     ghost(&store, 10, &classes).await;
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &[]);
+    let worker = Local::worker(&database, builtins(), &[]);
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
     // Its first round meets both of them free.
     wait_until(SOON, "the worker is there", async || {
@@ -572,17 +536,14 @@ async fn a_backlog_of_some_workers_keeps_no_other_worker_idle() {
     .await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     wait_until(SOON, "its job is done long before the poll", async || archived(&database).await == 1).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop([worker, recruiter]).await;
 }
 
 /// I7, when only the hints of workers are lost: the recruiter listens, and another worker has slots.
 #[tokio::test]
 async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &["--concurrency", "1"]);
+    let processes = Local::pair(&database, &[], builtins(), &["--concurrency", "1"]);
     ghost(&store, 10, &[NOBODYS.to_owned()]).await;
     until_ready(&database, 2).await;
     let lost =
@@ -597,9 +558,7 @@ async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
         best_of_three(Duration::from_millis(3_800), "a job", is_done).await;
     }
     drop(lost);
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// I7, when the hint of an assignment is lost and the keep-alives are not.
@@ -656,26 +615,21 @@ async fn the_servers_time_rides_on_the_look_at_the_roster() {
     let (_, processes) = system(&database, &["--concurrency", "1"]).await;
     profile(&database).await;
     wait_until(SOON, "the roster is read with each scan", async || looks(&database).await > 3).await;
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// One hint names the date of the first of them only, and the worker has a slot for one: every search is full of later jobs.
 #[tokio::test]
 async fn jobs_that_are_due_one_after_the_other_start_each_at_its_date() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     let flags = [&NEVER_POLLS[..], &["--concurrency", "1"]].concat();
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &flags);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &flags);
     until_ready(&database, 1).await;
     let first = store.now() + Duration::from_millis(500);
     let job = |number: u32| NewJob::of_class("noop", doc! {}).at(first + Duration::from_millis(200) * number);
     store.enqueue_many((0..12).map(job)).await.unwrap();
     wait_until(SOON, "all are done long before the scan", async || archived(&database).await == 12).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// The end of the head is enough for the next job of its line, also for one of another class.
@@ -684,8 +638,7 @@ async fn a_line_of_several_classes_goes_on_without_a_scan() {
     let (database, store) = prepared().await;
     // The first scan notes that the group has lines.
     NewJob::of_class("noop", doc! {}).in_line("x").enqueue(&store).await.unwrap();
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    let worker = Local::worker(&database, Worker::new().register_builtins().unwrap(), &NEVER_POLLS);
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     wait_until(SOON, "the first is done", async || archived(&database).await == 1).await;
     let mut jobs = 1;
     let measure = async || {
@@ -700,18 +653,14 @@ async fn a_line_of_several_classes_goes_on_without_a_scan() {
         begun.elapsed()
     };
     best_of_three(Duration::from_secs(30), "the line goes on", measure).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// A hint is about workers that are busy, too.
 #[tokio::test]
 async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
     let (database, store) = prepared().await;
-    let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    let worker =
-        Local::worker(&database, Worker::new().register_builtins().unwrap(), &[&NEVER_POLLS[..], &["--concurrency", "1"]].concat());
+    let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &[&NEVER_POLLS[..], &["--concurrency", "1"]].concat());
     // Another one has slots meanwhile.
     ghost(&store, 10, &[NOBODYS.to_owned()]).await;
     until_ready(&database, 2).await;
@@ -721,9 +670,7 @@ async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
     store.publish(&Hint::jobs_in(["generic"])).await.unwrap();
     wait_until(SOON, "both are done long before the scan", async || archived(&database).await == 2).await;
-    for process in [worker, recruiter] {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }
 
 /// The lease is kept beside the rounds: one that takes longer than the lease does not hand over to a standby in its middle.
@@ -748,7 +695,5 @@ async fn a_round_that_takes_long_does_not_cost_the_lease() {
     };
     // If the machine stalls for a second, the leader may lose the lease.
     wait_until(SOON, "a round hangs, and the lease is renewed", is_kept).await;
-    for process in [leader, standby] {
-        process.stop().await;
-    }
+    local::stop([leader, standby]).await;
 }

@@ -7,7 +7,7 @@ use mongodb::Collection;
 use recruiter_common::{JobResult, NewJob, Workable, ids::WorkerId, shutdown::pause};
 use recruiter_tests::{
     effects::{Tally, Trial, endure},
-    local::{Local, prepared},
+    local::{self, Local, prepared},
     oracle::number,
     wait::{SOON, wait_until},
 };
@@ -104,8 +104,7 @@ impl Executable for Note {
 async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     let (database, store) = prepared().await;
     database.raw("notes").insert_one(doc! { "job": "none" }).await.unwrap();
-    let recruiter = Local::recruiter(&database, &[]);
-    let worker = Local::worker(&database, Worker::new().register::<Note>(()).unwrap(), &[]);
+    let processes = Local::pair(&database, &[], Worker::new().register::<Note>(()).unwrap(), &[]);
     let run = async |script: &str| {
         let id = Note { script: script.into() }.as_job().enqueue(&store).await.unwrap().id;
         let ended = async || !matches!(store.result_of::<Note>(id).await.unwrap(), JobResult::Unfinished);
@@ -146,6 +145,5 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     wait_until(SOON, "the bundle has ended", async || archived().await.is_some()).await;
     let outcomes = archived().await.unwrap().get_array("item_outcomes").unwrap().clone();
     assert_eq!(outcomes[0].as_document().unwrap().get_str("class").unwrap(), "transaction", "an item has no transaction of its own");
-    worker.stop().await;
-    recruiter.stop().await;
+    local::stop(processes).await;
 }

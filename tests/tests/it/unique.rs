@@ -26,7 +26,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{again, minimal_job, read, start, started, to_start},
     fail_points::FailPoint,
-    local::{Local, prepared, store},
+    local::{self, Local, prepared, store},
     mongo::{TestDatabase, own_mongod},
     mongosh,
     processes::{Setup, System},
@@ -680,7 +680,7 @@ async fn a_job_that_runs_once_more_never_runs_beside_itself() {
     let database = TestDatabase::new().await;
     let (store, seen) = (store(&database).await, Arc::new(Seen::default()));
     let worker = Worker::new().register::<Index>(seen.clone()).unwrap();
-    let processes = [Local::recruiter(&database, &[]), Local::worker(&database, worker, &[])];
+    let processes = Local::pair(&database, &[], worker, &[]);
     let once_more = || Index { fails: 0 }.as_job().unique(Unique::by_key("k").on_conflict(OnConflict::RunOnceMore));
     let (mut new, mut calls) = (0, 0);
     while calls < 100 || new < 4 {
@@ -698,7 +698,5 @@ async fn a_job_that_runs_once_more_never_runs_beside_itself() {
     first.push(enqueue(&store, waiting(0).after(Duration::from_secs(1))).await.id);
     let both = doc! { "_id": { "$in": first }, "why": "done" };
     wait_until(SOON, "both are done", async || count(&database, "archived", both.clone()).await == 2).await;
-    for process in processes {
-        process.stop().await;
-    }
+    local::stop(processes).await;
 }

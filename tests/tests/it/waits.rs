@@ -6,7 +6,7 @@ use bson::doc;
 use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, Workable, store::Store, wait::WaitError};
 use recruiter_tests::{
     fail_points::FailPoint,
-    local::{Local, prepared},
+    local::{self, Local, prepared},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_until},
 };
@@ -51,21 +51,18 @@ fn failing(number: i64, failures: u32) -> NewJob {
 struct Running {
     database: TestDatabase,
     store: Store,
-    recruiter: Local,
-    worker: Local,
+    processes: [Local; 2],
 }
 
 impl Running {
     async fn new() -> Self {
         let (database, store) = prepared().await;
-        let recruiter = Local::recruiter(&database, &[]);
-        let worker = Local::worker(&database, Worker::new().register::<Double>(()).unwrap(), &[]);
-        Self { database, store, recruiter, worker }
+        let processes = Local::pair(&database, &[], Worker::new().register::<Double>(()).unwrap(), &[]);
+        Self { database, store, processes }
     }
 
     async fn stop(self) {
-        self.worker.stop().await;
-        self.recruiter.stop().await;
+        local::stop(self.processes).await;
     }
 }
 
