@@ -10,12 +10,14 @@ use std::{
     time::Duration,
 };
 
-use bson::{Document, doc, oid::ObjectId};
+use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use mongodb::{Client, Collection, Database, options::ClientOptions};
 use recruiter_common::ConnectArgs;
 use recruiter_dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
+
+use crate::wait::{SOON, wait_for, wait_until};
 
 /// Names the variable with the connection string of a replica set for the tests, instead of the embedded mongod. It
 /// needs `enableTestCommands=1`, and `authSource` in the connection string if it has credentials.
@@ -113,6 +115,37 @@ impl TestDatabase {
     #[expect(clippy::disallowed_methods, reason = "tests look beneath the operations of common::store")]
     pub fn raw(&self, collection: &str) -> Collection<Document> {
         self.database.collection(collection)
+    }
+
+    /// Number of documents in a collection that match.
+    ///
+    /// # Panics
+    /// When MongoDB does not answer.
+    pub async fn count(&self, collection: &str, filter: Document) -> u64 {
+        self.raw(collection).count_documents(filter).await.expect("MongoDB answers")
+    }
+
+    /// The only document in a collection that matches.
+    ///
+    /// # Panics
+    /// When there is another number of them.
+    pub async fn only(&self, collection: &str, filter: Document) -> Document {
+        assert_eq!(self.count(collection, filter.clone()).await, 1, "{collection} {filter}");
+        self.raw(collection).find_one(filter).await.expect("MongoDB answers").expect("it was counted")
+    }
+
+    /// Waits until this number of documents in a collection match.
+    #[track_caller]
+    pub fn until(&self, collection: &str, filter: Document, count: u64, what: &str) -> impl Future<Output = ()> {
+        wait_until(SOON, what, async move || self.count(collection, filter.clone()).await == count)
+    }
+
+    /// Waits until a job is archived, and returns it.
+    #[track_caller]
+    pub fn archived(&self, job: impl Into<Bson>) -> impl Future<Output = Document> {
+        let this = doc! { "_id": job };
+        let find = async move || self.raw("archived").find_one(this.clone()).await.expect("MongoDB answers");
+        wait_for(SOON, "the job is archived", find)
     }
 
     /// Limits the duration of a transaction on this MongoDB, a test's [`own_mongod`]. The transaction that a killed process has left open

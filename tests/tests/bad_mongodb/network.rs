@@ -138,16 +138,13 @@ async fn large_jobs_come_through_a_slow_line() {
     line.slow(Duration::ZERO, 1_000_000);
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Process::start("recruiter-worker", &["--builtins"], &[("MONGODB_URI", &line.uri(database.name()))]);
-    let archived = async |filter: Document| database.raw("archived").count_documents(filter).await.unwrap();
+    let archived = async |filter: Document| database.count("archived", filter).await;
     let small = async || NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
     let first = small().await;
     wait_until(SOON, "the line works", async || archived(doc! { "_id": first }).await == 1).await;
     let pad = "x".repeat(3_900_000);
     store.enqueue_many((0..LARGE).map(|_| NewJob::of_class("noop", doc! { "pad": &pad }))).await.unwrap();
-    wait_until(SOON, "their worker reads them", async || {
-        database.raw("roster").count_documents(doc! { "available": false }).await.unwrap() == 1
-    })
-    .await;
+    database.until("roster", doc! { "available": false }, 1, "their worker reads them").await;
     let beside = small().await;
     wait_until(SOON, "the small job is done", async || archived(doc! { "_id": beside }).await == 1).await;
     wait_until(SOON * 4, "the large ones are done", async || archived(doc! { "why": "done", "attempts": 1 }).await == 2 + LARGE as u64)

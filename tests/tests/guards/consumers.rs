@@ -37,7 +37,7 @@ async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
     setting.store.note_consumer_problem("g", changed.revision, "old").await.unwrap();
     let now = read().await;
     assert_eq!((now.problem.clone(), now.forwarded, &now.position), (None, 1, &position("82aa")));
-    assert_eq!(setting.database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 1);
+    assert_eq!(setting.database.count("scheduled", doc! {}).await, 1);
     setting.store.note_consumer_problem("g", now.revision, "new").await.unwrap();
     assert_eq!(read().await.problem.as_deref(), Some("new"));
     assert!(forward(now.clone(), "82cc").await);

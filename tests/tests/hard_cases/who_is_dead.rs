@@ -288,7 +288,7 @@ async fn a_worker_whose_main_loop_hangs_is_taken_for_dead() {
     let worker = Worker::new().register_builtins().unwrap().register_policy("Hangs", decode).unwrap();
     let worker = Local::worker(&database, worker, &["--heartbeat", "300ms", "--lease", "1s"]);
     let runs = NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again(1)).enqueue(&store).await.unwrap().id;
-    let count = async |filter: Document| database.raw("scheduled").count_documents(filter).await.unwrap();
+    let count = async |filter: Document| database.count("scheduled", filter).await;
     wait_until(SOON, "a job runs", async || count(doc! { "_id": runs, "locked": true }).await == 1).await;
     let policy = StoredPolicy { class: "Hangs".into(), parameters: bson::Bson::Null };
     NewJob::of_class("noop", doc! {}).retry_stored(policy).enqueue(&store).await.unwrap();

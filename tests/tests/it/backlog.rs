@@ -17,7 +17,7 @@ use recruiter_tests::{
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::cli::{count, only, recruiter};
+use super::cli::recruiter;
 
 fn jobs(count: usize) -> impl Iterator<Item = NewJob> {
     (0..count).map(|_| NewJob::of_class("noop", doc! {}))
@@ -37,7 +37,7 @@ async fn a_full_group_accepts_no_job_until_one_has_started() {
     store.groups().set_most_waiting("generic", Some(10)).await.unwrap();
     assert!(is_full(&store, 11).await, "more than there can ever be");
     assert!(!is_full(&store, 8).await && is_full(&store, 3).await && !is_full(&store, 2).await && is_full(&store, 1).await);
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 10);
+    assert_eq!(database.count("scheduled", doc! {}).await, 10);
     assert!(store.enqueue_many(jobs(5).map(|job| job.in_group("other"))).await.is_ok());
     assert!(store.enqueue_many(jobs(5).map(|job| job.in_group("other")).chain(jobs(1))).await.is_err());
     // Jobs of a lane of their own wait as well.
@@ -156,7 +156,7 @@ async fn a_cap_is_approximate_and_by_how_much() {
     }
     // Four callers, one job each.
     assert!((500..=504).contains(&all), "{all}");
-    assert_eq!(count(&database, "scheduled", doc! {}).await, u64::try_from(all).unwrap());
+    assert_eq!(database.count("scheduled", doc! {}).await, u64::try_from(all).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -224,7 +224,7 @@ async fn caps_are_set_and_listed_by_hand() {
     // Another setting of the same group stays.
     database.raw("groups").update_one(doc! { "_id": "mail" }, doc! { "$set": { "weight": 3 } }).await.unwrap();
     assert_eq!(set("mail", "1").objects(), [json!({ "name": "mail", "most_waiting": 1, "weight": 3.0 })]);
-    assert_eq!(only(&database, "groups", doc! { "_id": "mail" }).await, doc! { "_id": "mail", "most_waiting": 1_i64, "weight": 3 });
+    assert_eq!(database.only("groups", doc! { "_id": "mail" }).await, doc! { "_id": "mail", "most_waiting": 1_i64, "weight": 3 });
     let enqueue = || recruiter(&database, &["enqueue", "--class", "c", "--group", "mail"]);
     assert_eq!(enqueue().code, 0);
     let said = enqueue();

@@ -18,10 +18,8 @@ use recruiter_tests::{
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
-    wait::{SOON, best_of_three, wait_for, wait_until, within},
+    wait::{SOON, best_of_three, wait_until, within},
 };
-
-use super::cli::count;
 
 const BINARIES: [(&str, &[&str]); 3] = [("recruiter", &["run"]), ("recruiter-cleaner", &[]), ("recruiter-worker", &["--builtins"])];
 
@@ -30,11 +28,6 @@ async fn ended(name: &str, args: &[&str], env: &[(&str, &str)]) -> (Option<i32>,
     let mut process = Process::start(name, args, &[&[("RECRUITER_CONNECT_TIMEOUT", "1m")], env].concat());
     let status = process.wait_exit(SOON).await;
     (status.code(), process.stderr())
-}
-
-pub(super) async fn archived(database: &TestDatabase, id: impl Into<Bson>) -> Document {
-    let id = id.into();
-    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": &id }).await.unwrap()).await
 }
 
 pub(super) fn why(document: &Document) -> &str {
@@ -46,7 +39,7 @@ fn sleep(ms: i64) -> NewJob {
 }
 
 async fn until_started(database: &TestDatabase, jobs: u64) {
-    wait_until(SOON, "the jobs are running", async || count(database, "scheduled", doc! { "locked": true }).await == jobs).await;
+    database.until("scheduled", doc! { "locked": true }, jobs, "the jobs are running").await;
 }
 
 fn last<'a>(document: &'a Document, field: &str) -> &'a str {
@@ -136,8 +129,7 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     let running: Vec<Process> = BINARIES.iter().map(|(name, args)| Process::start(name, args, env)).collect();
     let (code, said) = ended("recruiter", &["enqueue", "--class", "sleep"], env).await;
     assert_eq!(code, Some(0), "{said}");
-    wait_until(SOON, "the job is done", async || database.raw("archived").count_documents(doc! { "why": "done" }).await.unwrap() == 1)
-        .await;
+    database.until("archived", doc! { "why": "done" }, 1, "the job is done").await;
     drop(running);
     drop(database);
     mongo.stop().await.unwrap();
@@ -272,7 +264,7 @@ async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     mongo.restart().await.unwrap();
     let store = store(&database).await;
     let id = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id;
-    assert_eq!(why(&archived(&database, id).await), "done");
+    assert_eq!(why(&database.archived(id).await), "done");
     system.stop().await;
     mongo.stop().await.unwrap();
 }
@@ -306,22 +298,22 @@ async fn documents_inserted_by_hand_are_done_or_fail_alone() {
     let neighbours = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("sleep", doc! {}))).await.unwrap());
     let system = System::start(&database, Setup::default());
     for document in &good {
-        let done = archived(&database, document.get_object_id("_id").unwrap()).await;
+        let done = database.archived(document.get_object_id("_id").unwrap()).await;
         assert_eq!(why(&done), "done");
         assert_eq!(done.get("colour"), document.get("colour"), "fields of others are kept");
         assert_eq!(done.get("workable"), document.get("workable"));
     }
     for document in &malformed {
-        let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
+        let ended = database.archived(document.get_object_id("_id").unwrap()).await;
         assert_eq!((why(&ended), last(&ended, "class")), ("malformed", "malformed"), "{ended}");
         assert!(!last(&ended, "message").is_empty());
         assert_eq!(ended.get("attempts"), document.get("attempts").or(Some(&Bson::Int32(0))), "it was never started");
     }
-    let ended = archived(&database, undecodable[0].get_object_id("_id").unwrap()).await;
+    let ended = database.archived(undecodable[0].get_object_id("_id").unwrap()).await;
     assert_eq!((why(&ended), last(&ended, "class")), ("not-scheduled-by-retry-policy", "parameters"));
     assert!(last(&ended, "message").contains("ms") || last(&ended, "message").contains("u64"), "{ended}");
     for id in neighbours {
-        assert_eq!(why(&archived(&database, id).await), "done");
+        assert_eq!(why(&database.archived(id).await), "done");
     }
     system.stop().await;
 }
@@ -342,14 +334,11 @@ async fn jobs_without_a_worker_wait_without_stopping_the_others() {
     for n in 0..20 {
         let group = if n % 2 == 0 { "mine" } else { "other" };
         let id = NewJob::of_class("sleep", doc! {}).in_group(group).enqueue(&store).await.unwrap().id;
-        assert_eq!(why(&archived(&database, id).await), "done");
+        assert_eq!(why(&database.archived(id).await), "done");
     }
-    assert_eq!(database.raw("scheduled").count_documents(doc! { "locked": false, "attempts": 0 }).await.unwrap(), waiting.len() as u64);
+    assert_eq!(database.count("scheduled", doc! { "locked": false, "attempts": 0 }).await, waiting.len() as u64);
     let all = Process::on(&database, "recruiter-worker", &["--builtins"]);
-    wait_until(SOON, "the groups are served", async || {
-        database.raw("scheduled").count_documents(doc! { "group": { "$ne": "mine" } }).await.unwrap() == 0
-    })
-    .await;
+    database.until("scheduled", doc! { "group": { "$ne": "mine" } }, 0, "the groups are served").await;
     drop(all);
     system.stop().await;
 }
@@ -372,17 +361,17 @@ async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
     for _ in 0..5 {
         small.push(NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id);
     }
-    assert_eq!(archived(&database, fits).await.get_str("result").unwrap().len(), 7 * 1024 * 1024);
+    assert_eq!(database.archived(fits).await.get_str("result").unwrap().len(), 7 * 1024 * 1024);
     // A document that an older release let grow.
     let mut document = minimal_job("big");
     document.extend(doc! { "workable": { "class": "big", "parameters": { "bytes": 8_000_000 } }, "note": "x".repeat(10_000_000) });
     let id = document.get_object_id("_id").unwrap();
     insert_unvalidated(&database, vec![document]).await;
-    let done = archived(&database, id).await;
+    let done = database.archived(id).await;
     assert_eq!(why(&done), "done");
     assert!(!done.contains_key("result") && done.contains_key("result_dropped"));
     for id in small {
-        assert_eq!(why(&archived(&database, id).await), "done");
+        assert_eq!(why(&database.archived(id).await), "done");
     }
     system.stop().await;
 }
@@ -411,11 +400,11 @@ async fn a_date_beyond_all_dates_and_counts_that_cannot_be_end_alone() {
     let neighbour = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
     let system = System::start(&database, Setup::default());
     for document in &malformed {
-        let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
+        let ended = database.archived(document.get_object_id("_id").unwrap()).await;
         assert_eq!((why(&ended), last(&ended, "class")), ("malformed", "malformed"), "{ended}");
     }
-    assert_eq!(why(&archived(&database, neighbour).await), "done");
-    let ended = archived(&database, interrupted.get_object_id("_id").unwrap()).await;
+    assert_eq!(why(&database.archived(neighbour).await), "done");
+    let ended = database.archived(interrupted.get_object_id("_id").unwrap()).await;
     assert_eq!((why(&ended), number(&ended, "attempts")), ("tried-too-many-times", 3), "interruptions without starts change nothing");
     system.stop().await;
 }
@@ -436,7 +425,7 @@ async fn a_job_that_is_older_than_the_validator_is_archived_when_it_cannot_be_un
     insert_unvalidated(&database, [failing.as_slice(), &[killed.clone()]].concat()).await;
     let mut system = System::start(&database, Setup::default());
     for document in &failing {
-        let ended = archived(&database, document.get_object_id("_id").unwrap()).await;
+        let ended = database.archived(document.get_object_id("_id").unwrap()).await;
         assert_eq!((why(&ended), last(&ended, "class"), number(&ended, "attempts")), ("malformed", "malformed", 1), "{ended}");
         let history = ended.get_array("executions").unwrap();
         let first = history[0].as_document().unwrap();
@@ -445,7 +434,7 @@ async fn a_job_that_is_older_than_the_validator_is_archived_when_it_cannot_be_un
     }
     until_started(&database, 1).await;
     system.workers.pop().unwrap().kill();
-    let ended = archived(&database, killed.get_object_id("_id").unwrap()).await;
+    let ended = database.archived(killed.get_object_id("_id").unwrap()).await;
     assert_eq!((why(&ended), number(&ended, "deaths")), ("malformed", 1), "{ended}");
     system.stop().await;
 }
@@ -459,7 +448,7 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
     database.database().run_command(doc! { "createIndexes": "archived", "indexes": [unique] }).await.unwrap();
     let first = sleep(0).enqueue(&store).await.unwrap().id;
     let system = System::start(&database, Setup { worker: &["--builtins", "--heartbeat", "300ms"], ..Setup::default() });
-    assert_eq!(why(&archived(&database, first).await), "done");
+    assert_eq!(why(&database.archived(first).await), "done");
     let refused = sleep(0).enqueue(&store).await.unwrap().id;
     let log = || system.workers[0].stderr();
     wait_until(SOON, "the worker names the job and the index", async || {
@@ -468,14 +457,14 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
     .await;
     for _ in 0..3 {
         let id = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
-        assert_eq!(why(&archived(&database, id).await), "done", "others are not held up");
+        assert_eq!(why(&database.archived(id).await), "done", "others are not held up");
     }
     let holds = doc! { "working_on": refused };
-    assert_eq!(count(&database, "roster", holds).await, 1, "its worker still holds it");
-    assert_eq!(count(&database, "scheduled", doc! { "_id": refused, "locked": true }).await, 1);
+    assert_eq!(database.count("roster", holds).await, 1, "its worker still holds it");
+    assert_eq!(database.count("scheduled", doc! { "_id": refused, "locked": true }).await, 1);
     assert!(!log().contains("no longer holds the job"), "{}", log());
     database.raw("archived").drop_index("one_sleep").await.unwrap();
-    let ended = archived(&database, refused).await;
+    let ended = database.archived(refused).await;
     assert_eq!((why(&ended), number(&ended, "attempts")), ("done", 1));
     system.stop().await;
 }
@@ -498,12 +487,12 @@ async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
     wait_until(SOON, "it has grown", grow).await;
     system.workers.pop().unwrap().kill();
     for id in others {
-        assert_eq!(why(&archived(&database, id).await), "worker-died");
+        assert_eq!(why(&database.archived(id).await), "worker-died");
     }
-    let ended = archived(&database, large).await;
+    let ended = database.archived(large).await;
     assert_eq!(why(&ended), "worker-died");
     assert!(ended.contains_key("reduced") || ended.contains_key("note"));
-    wait_until(SOON, "the dead worker is buried", async || count(&database, "roster", doc! {}).await == 0).await;
+    database.until("roster", doc! {}, 0, "the dead worker is buried").await;
     system.stop().await;
     mongod.stop().await.unwrap();
 }
@@ -523,7 +512,7 @@ async fn jobs_locked_by_nobody_in_the_roster_are_found() {
     let half = sleep(0).enqueue(&store).await.unwrap().id;
     let lock = doc! { "$set": { "locked": true } };
     database.raw("scheduled").update_one(doc! { "_id": half }, lock).bypass_document_validation(true).await.unwrap();
-    wait_until(SOON, "both are unlocked", async || count(&database, "scheduled", doc! { "locked": false }).await == 2).await;
+    database.until("scheduled", doc! { "locked": false }, 2, "both are unlocked").await;
     let document = database.raw("scheduled").find_one(doc! { "_id": half }).await.unwrap().unwrap();
     assert!(!document.contains_key("last_execution"), "no worker had started it, so no execution crashed");
     let document = database.raw("scheduled").find_one(doc! { "_id": orphan }).await.unwrap().unwrap();
@@ -547,18 +536,18 @@ async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
     let damage = scheduled.update_one(doc! { "_id": with_roster }, doc! { "$set": { "attempts": "many" } });
     damage.bypass_document_validation(true).await.unwrap();
     system.workers.pop().unwrap().kill();
-    wait_until(SOON, "its worker is buried", async || count(&database, "roster", doc! {}).await == 0).await;
+    database.until("roster", doc! {}, 0, "its worker is buried").await;
     // The holder of the other is not in the roster.
     let mut copy = database.raw("archived").find_one_and_delete(doc! { "_id": without }).await.unwrap().unwrap();
     copy.extend(doc! { "attempts": "many", "locked": true, "last_execution": { "worker": WorkerId::new(), "start": StartId::new() } });
     insert_unvalidated(&database, vec![copy]).await;
     for job in [with_roster, without] {
-        let job = archived(&database, job).await;
+        let job = database.archived(job).await;
         let execution = job.get_document("last_execution").unwrap();
         assert_eq!((job.get_str("why").unwrap(), execution.get_str("class").unwrap()), ("malformed", "malformed"), "{job}");
         assert!(execution.get_str("message").unwrap().contains("not a job") && execution.get_bool("crashed").unwrap(), "{job}");
     }
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
     system.stop().await;
 }
 
@@ -580,11 +569,11 @@ async fn a_job_that_somebody_elses_transaction_holds_delays_no_other() {
     std::fs::remove_file(&lasts).unwrap();
     for _ in 0..3 {
         let other = sleep(300).enqueue(&store).await.unwrap().id;
-        assert_eq!(why(&archived(&database, other).await), "done");
+        assert_eq!(why(&database.archived(other).await), "done");
     }
-    assert_eq!(count(&database, "archived", doc! { "_id": held }).await, 0, "it is held");
+    assert_eq!(database.count("archived", doc! { "_id": held }).await, 0, "it is held");
     session.abort_transaction().await.unwrap();
-    assert_eq!(why(&archived(&database, held).await), "done");
+    assert_eq!(why(&database.archived(held).await), "done");
     system.stop().await;
 }
 
@@ -597,7 +586,7 @@ async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
     let id = sleep(3_000).retry(&again).enqueue(&store).await.unwrap().id;
     until_started(&database, 1).await;
     database.raw("roster").update_many(doc! {}, doc! { "$set": { "lease_ms": "long", "classes": 5 } }).await.unwrap();
-    let done = archived(&database, id).await;
+    let done = database.archived(id).await;
     assert_eq!((why(&done), number(&done, "attempts")), ("done", 1));
     system.stop().await;
 }
@@ -610,7 +599,7 @@ async fn a_document_that_is_no_job_is_recorded_once() {
     let database = TestDatabase::on(&mongo.uri()).await;
     let system = System::start(&database, Setup::default());
     let first = NewJob::of_class("noop", doc! {}).enqueue(&*store(&database).await).await.unwrap().id;
-    archived(&database, first).await;
+    database.archived(first).await;
     let slow = FailPoint::new("recruiter-worker", &["commitTransaction"]).times(1).block(Duration::from_millis(1_500));
     let slow = slow.arm(database.uri()).await;
     let mut malformed = minimal_job("noop");
@@ -618,7 +607,7 @@ async fn a_document_that_is_no_job_is_recorded_once() {
     let id = malformed.get_object_id("_id").unwrap();
     insert_unvalidated(&database, vec![malformed]).await;
     wait_until(SOON, "its archive waits", async || slow.struck().await == 1).await;
-    assert_eq!(why(&archived(&database, id).await), "malformed");
+    assert_eq!(why(&database.archived(id).await), "malformed");
     let logged = system.workers[0].stderr();
     assert_eq!(logged.matches("is not a job; archiving it as malformed").count(), 1, "{logged}");
     drop(slow);

@@ -30,8 +30,6 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
 
-use super::{bad_input::archived, cli::count};
-
 /// The behaviour of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum How {
@@ -194,7 +192,7 @@ fn why(job: &Document) -> (&str, &str) {
 async fn all_items_are_executed_once_in_order_and_recorded() {
     let setting = Setting::new().await;
     let id = steps(&[How::Succeed; 1_000]).in_group("many").tag("a").enqueue(&setting.store).await.unwrap().id;
-    let job = archived(&setting.database, id).await;
+    let job = setting.database.archived(id).await;
     assert_eq!(outcomes(&job), vec![Bson::from("done"); 1_000]);
     assert_eq!((why(&job), job.get_bool("done").unwrap()), (("done", ""), true));
     assert_eq!(job.get_document("workable").unwrap().get_array("items").unwrap().len(), 1_000, "it is archived whole");
@@ -202,7 +200,7 @@ async fn all_items_are_executed_once_in_order_and_recorded() {
     let expected = |what: &str| (0..1_000).map(|index| format!("{what} {index}")).collect::<Vec<_>>();
     assert_eq!(setting.notes.take(), [expected("enter"), expected("success")].concat());
     let id = steps(&[How::Answer; 2]).enqueue(&setting.store).await.unwrap().id;
-    assert_eq!(summaries(&archived(&setting.database, id).await), [r#"done "item 0 of 2""#, r#"done "item 1 of 2""#]);
+    assert_eq!(summaries(&setting.database.archived(id).await), [r#"done "item 0 of 2""#, r#"done "item 1 of 2""#]);
     setting.stop().await;
 }
 
@@ -231,7 +229,7 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
     let setting = Setting::new().await;
     let how = [How::Succeed, How::Fail, How::Panic, How::GiveUp, How::FailOnce, How::TakeTooLong, How::Succeed];
     let id = steps(&how).retry(&again(1)).enqueue(&setting.store).await.unwrap().id;
-    let job = archived(&setting.database, id).await;
+    let job = setting.database.archived(id).await;
     let last = "tried-too-many-times";
     assert_eq!(
         summaries(&job),
@@ -274,13 +272,13 @@ async fn each_item_fails_alone_and_is_tried_again_alone() {
 async fn an_item_that_comes_too_early_is_pending_for_the_next_run() {
     let setting = Setting::new().await;
     let id = steps(&[How::TryAgain, How::Fail, How::Succeed]).enqueue(&setting.store).await.unwrap().id;
-    let job = archived(&setting.database, id).await;
+    let job = setting.database.archived(id).await;
     assert_eq!(summaries(&job), ["done", "broken not-scheduled-by-retry-policy", "done"]);
     assert_eq!(job.get_i32("interruptions").unwrap(), 1, "it did not count: {job}");
     let entered: Vec<String> = setting.notes.take().into_iter().filter(|line| line.starts_with("enter")).collect();
     assert_eq!(entered, ["enter 0", "enter 1", "enter 2", "enter 0"]);
     let id = steps(&[How::GiveUp, How::Succeed]).enqueue(&setting.store).await.unwrap().id;
-    assert_eq!(why(&archived(&setting.database, id).await).0, "gave-up");
+    assert_eq!(why(&setting.database.archived(id).await).0, "gave-up");
     setting.stop().await;
 }
 
@@ -307,7 +305,7 @@ async fn items_may_block_and_one_that_cannot_be_decoded_fails_alone() {
     let setting = Setting::new().await;
     let id = NewJob::bundle_of_class("Count", [doc! { "n": 1 }, doc! { "n": "one" }, doc! {}, doc! { "n": 4 }]);
     let id = id.enqueue(&setting.store).await.unwrap().id;
-    let job = archived(&setting.database, id).await;
+    let job = setting.database.archived(id).await;
     let undecodable = "parameters not-scheduled-by-retry-policy";
     assert_eq!(summaries(&job), ["done 5", undecodable, undecodable, "done 8"]);
     assert!(why(&job).1.starts_with("2 of 4 items failed, the first of them item 1: the parameters cannot be decoded"), "{job}");
@@ -336,7 +334,7 @@ async fn a_bundle_of_none_or_too_many_is_refused_and_a_foreign_one_ends_alone() 
     insert_unvalidated(&setting.database, jobs.to_vec()).await;
     setting.store.announce_jobs(["generic"]).await;
     for (id, expected) in ids.into_iter().zip(["malformed", "malformed", "malformed", "done"]) {
-        assert_eq!(why(&archived(&setting.database, id).await).0, expected);
+        assert_eq!(why(&setting.database.archived(id).await).0, expected);
     }
     setting.stop().await;
 }
@@ -363,7 +361,7 @@ async fn progress_is_written_as_it_goes_and_waits_for_mongodb() {
     wait_until(SOON, "the outcomes are written", async || done(3).await).await;
     assert_eq!(summaries(&setting.scheduled(id).await), ["done", "done", "done", "null"]);
     setting.notes.gate.add_permits(1);
-    assert_eq!(why(&archived(&setting.database, id).await).0, "done");
+    assert_eq!(why(&setting.database.archived(id).await).0, "done");
     setting.stop().await;
 }
 
@@ -385,7 +383,7 @@ async fn no_item_is_entered_while_the_lease_is_over() {
     wait_until(SOON, "its outcome is written", async || raw_outcomes(&database, id).await.is_none_or(recorded)).await;
     assert_eq!(notes.take(), ["enter 0"]);
     drop(armed);
-    assert_eq!(summaries(&archived(&database, id).await), ["done", "done"]);
+    assert_eq!(summaries(&database.archived(id).await), ["done", "done"]);
     local::stop([worker, recruiter]).await;
 }
 
@@ -427,7 +425,7 @@ async fn a_cancelled_bundle_is_archived_with_what_it_has() {
     wait_until(SOON, "the second item runs", async || setting.notes.count() == 2).await;
     assert_eq!(setting.store.request_cancel_if_started(&[id]).await.unwrap(), [id].into());
     setting.store.announce_hint(recruiter_common::store::Hint::Cancel { job: id }).await;
-    let job = archived(&setting.database, id).await;
+    let job = setting.database.archived(id).await;
     assert_eq!(summaries(&job), ["done", "cancelled cancelled", "null"]);
     assert_eq!(why(&job), ("cancelled", "1 of 3 items are still to be done"));
     setting.stop().await;
@@ -446,7 +444,7 @@ async fn a_worker_that_stops_hands_the_rest_back_whatever_the_policy() {
     let failed = "broken not-scheduled-by-retry-policy";
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "null"]);
     let worker = Setting::worker(&setting.database, &setting.notes, &[]);
-    let job = archived(&setting.database, never).await;
+    let job = setting.database.archived(never).await;
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "done"]);
     assert_eq!((number(&job, "attempts"), number(&job, "interruptions")), (2, 1));
     wait_until(SOON, "the hook was called", async || setting.notes.take().contains(&"success 3".to_owned())).await;
@@ -539,14 +537,13 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
         system.workers[0].wait_exit(SOON).await;
         programs.let_go();
         programs.until_ended().await;
-        let held = doc! { "_id": id, "locked": true };
-        wait_until(SOON, "it is rescued", async || count(&database, "scheduled", held.clone()).await == 0).await;
+        database.until("scheduled", doc! { "_id": id, "locked": true }, 0, "it is rescued").await;
         let before = programs.entered();
         if retried {
             let recorded = recorded().await;
             assert!((10..usize::try_from(ITEMS).unwrap()).contains(&recorded), "{recorded} are recorded");
             system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
-            let job = archived(&database, id).await;
+            let job = database.archived(id).await;
             assert_eq!(outcomes(&job).len(), usize::try_from(ITEMS).unwrap());
             assert!(outcomes(&job).iter().all(|outcome| !is_pending(outcome)));
             assert_eq!((why(&job).0, job.get_array("executions").unwrap().len()), ("done", 2));
@@ -556,7 +553,7 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
             }
             assert_eq!(programs.entered().len(), usize::try_from(ITEMS).unwrap());
         } else {
-            let job = archived(&database, id).await;
+            let job = database.archived(id).await;
             assert_eq!(why(&job).0, "worker-died");
             let recorded = count_recorded(&outcomes(&job));
             assert!(recorded == HELD && before.len() <= recorded + 1, "{recorded} of {} are recorded", before.len());
@@ -590,8 +587,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
         }
         worker.wait_exit(SOON).await;
         programs.until_ended().await;
-        let held = doc! { "_id": id, "locked": true };
-        wait_until(SOON, "it is handed back or rescued", async || count(&database, "scheduled", held.clone()).await == 0).await;
+        database.until("scheduled", doc! { "_id": id, "locked": true }, 0, "it is handed back or rescued").await;
         let Some(outcomes) = raw_outcomes(&database, id).await else { break };
         let recorded: Vec<usize> =
             outcomes.iter().enumerate().filter(|(_, outcome)| !is_pending(outcome)).map(|(index, _)| index).collect();
@@ -606,7 +602,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
         let next = programs.lines().get(before).copied();
         assert!(next.is_none_or(|next| next == recorded.len()), "{next:?} after {} were recorded, {ends:?}", recorded.len());
     }
-    let job = archived(&database, id).await;
+    let job = database.archived(id).await;
     assert_eq!(why(&job).0, "done", "{ends:?}");
     assert!(outcomes(&job).iter().all(|outcome| !is_pending(outcome)) && outcomes(&job).len() == ITEMS);
     assert_eq!(programs.entered().len(), ITEMS);
@@ -627,15 +623,14 @@ async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() 
     system.workers[0].pause();
     // Not before: on a busy machine it might take a worker that runs for dead.
     system.cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "1500ms", "--every", "150ms"]);
-    let freed = doc! { "_id": id, "locked": false };
-    wait_until(SOON, "it is declared dead", async || count(&database, "scheduled", freed.clone()).await == 1).await;
+    database.until("scheduled", doc! { "_id": id, "locked": false }, 1, "it is declared dead").await;
     system.cleaner = Process::on(&database, "recruiter-cleaner", &[]);
     let recorded = count_recorded(&raw_outcomes(&database, id).await.unwrap());
     let before = programs.entered();
     system.workers[0].resume();
     wait_until(SOON, "it knows", async || system.workers[0].stderr().contains("declared dead")).await;
     programs.let_go();
-    let job = archived(&database, id).await;
+    let job = database.archived(id).await;
     assert_eq!((why(&job).0, job.get_array("executions").unwrap().len()), ("done", 2));
     assert!(recorded > 0 && outcomes(&job).iter().all(|outcome| !is_pending(outcome)));
     let entered = programs.entered();
@@ -662,7 +657,7 @@ async fn a_bundle_survives_the_rolling_restart_of_its_workers() {
     let job = database.raw("scheduled").find_one(doc! { "_id": id }).await.unwrap().unwrap();
     assert!(!job.get_bool("locked").unwrap() && outcomes(&job).iter().any(is_pending), "{job}");
     system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
-    let job = archived(&database, id).await;
+    let job = database.archived(id).await;
     let entered = programs.entered();
     assert!(entered.len() == usize::try_from(ITEMS).unwrap() && entered.values().all(|times| *times == 1), "{entered:?}");
     assert_eq!(why(&job).0, "done", "the present item ends, the next one is another worker's");

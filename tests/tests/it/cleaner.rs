@@ -18,8 +18,6 @@ use recruiter_tests::{
     wait::{SOON, wait_until},
 };
 
-use super::cli::count;
-
 /// A job that a worker has locked which is not in the roster; due again after so many milliseconds.
 fn orphan(retry_after_ms: i64) -> Document {
     let mut document = minimal_job("x");
@@ -51,14 +49,14 @@ async fn a_document_that_cannot_be_unlocked_does_not_end_the_sweep() {
     insert_unvalidated(&database, vec![refused, no_job, behind.clone()]).await;
     let cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
     let rescued = doc! { "_id": id_of(&behind), "locked": false, "deaths": 1 };
-    wait_until(SOON, "the orphan behind them is rescued", async || count(&database, "scheduled", rescued.clone()).await == 1).await;
+    database.until("scheduled", rescued.clone(), 1, "the orphan behind them is rescued").await;
     // A later sweep has met them again.
     let later = orphan(60_000);
     insert_unvalidated(&database, vec![later.clone()]).await;
     let rescued = doc! { "_id": id_of(&later), "locked": false };
-    wait_until(SOON, "another one is rescued", async || count(&database, "scheduled", rescued.clone()).await == 1).await;
+    database.until("scheduled", rescued.clone(), 1, "another one is rescued").await;
     assert_eq!(cleaner.stderr().matches("skipping it").count(), 2, "{}", cleaner.stderr());
-    assert_eq!(count(&database, "scheduled", doc! { "locked": true }).await, 2);
+    assert_eq!(database.count("scheduled", doc! { "locked": true }).await, 2);
 }
 
 /// I9: a delay that no policy asks for is no reason to end.
@@ -70,7 +68,7 @@ async fn a_verdict_with_an_impossible_delay_is_carried_out() {
     let now = bson::DateTime::now().timestamp_millis();
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
     let rescued = doc! { "locked": false, "deaths": 1, "scheduled_at": { "$gte": bson::DateTime::from_millis(now - 30_000) } };
-    wait_until(SOON, "all are rescued", async || count(&database, "scheduled", rescued.clone()).await == 4).await;
+    database.until("scheduled", rescued, 4, "all are rescued").await;
     assert!(cleaner.try_exit().is_none(), "{}", cleaner.stderr());
 }
 
@@ -85,7 +83,7 @@ async fn retention_deletes_documents_whatever_their_ids_are() {
     let all = numbers.chain(others.map(|id| ended(id, 1))).chain(ours);
     database.raw("archived").insert_many(all).await.unwrap();
     let _cleaner = Process::on(&database, "recruiter-cleaner", &["--prune-every", "100ms"]);
-    wait_until(SOON, "jobs older than five days are deleted", async || count(&database, "archived", doc! {}).await == 0).await;
+    database.until("archived", doc! {}, 0, "jobs older than five days are deleted").await;
 }
 
 /// Failures stay longer than successes, and classes have periods of their own.
@@ -122,8 +120,8 @@ async fn retention_has_periods_for_failures_reasons_and_classes() {
     .await;
     // A job that ends later is met by a walk that goes on.
     database.raw("archived").insert_one(ended("mail, later", "mail", "done", 1)).await.unwrap();
-    wait_until(SOON, "it is deleted as well", async || count(&database, "archived", doc! { "_id": "mail, later" }).await == 0).await;
-    assert_eq!(count(&database, "archived", doc! {}).await, 2_505, "{}", cleaner.stderr());
+    database.until("archived", doc! { "_id": "mail, later" }, 0, "it is deleted as well").await;
+    assert_eq!(database.count("archived", doc! {}).await, 2_505, "{}", cleaner.stderr());
 }
 
 #[tokio::test]
@@ -142,7 +140,7 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     let mut system = System::start(&database, Setup { worker: &worker, ..Setup::default() });
     let again = RetryForever::new(Duration::from_secs(3_600)).unwrap();
     let jobs = ids(store.enqueue_many((0..3).map(|_| NewJob::of_class("sleep", doc! { "ms": 600_000 }).retry(&again))).await.unwrap());
-    wait_until(SOON, "they are running", async || count(&database, "scheduled", doc! { "locked": true }).await == 3).await;
+    database.until("scheduled", doc! { "locked": true }, 3, "they are running").await;
     // Frozen: only its silence shows that it is dead, and no process writes to its document any more.
     let frozen = system.workers.pop().unwrap();
     frozen.pause();
@@ -150,9 +148,8 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
     // Not before: on a busy machine it might take a worker that runs for dead.
     let impatient = ["--dead-after", "1500ms", "--every", "100ms", "--sweep-every", "200ms"];
     system.cleaner = Process::on(&database, "recruiter-cleaner", &impatient);
-    let freed = async || count(&database, "scheduled", doc! { "_id": { "$in": &jobs }, "locked": false, "deaths": 1 }).await == 3;
-    wait_until(SOON, "its jobs are rescued", freed).await;
-    wait_until(SOON, "it is retired", async || count(&database, "roster", doc! {}).await == 0).await;
+    database.until("scheduled", doc! { "_id": { "$in": &jobs }, "locked": false, "deaths": 1 }, 3, "its jobs are rescued").await;
+    database.until("roster", doc! {}, 0, "it is retired").await;
     assert_eq!(system.cleaner.stderr().matches("fields of a roster document cannot be decoded").count(), 1, "{}", system.cleaner.stderr());
     drop(frozen);
     system.stop().await;
@@ -177,7 +174,7 @@ async fn a_rescue_that_hangs_holds_up_no_other() {
     wait_until(SOON, "the first attempt hangs", async || armed.struck().await == 1).await;
     for _ in 0..5 {
         store.register(&dead()).await.unwrap();
-        wait_until(SOON, "another one is rescued", async || count(&database, "roster", doc! {}).await == 1).await;
+        database.until("roster", doc! {}, 1, "another one is rescued").await;
     }
     let attempts = cleaner.stderr().matches("be rescued").count();
     assert!(attempts < 5, "{attempts} have ended: the polls wait for them\n{}", cleaner.stderr());
@@ -185,8 +182,8 @@ async fn a_rescue_that_hangs_holds_up_no_other() {
     let sessions = database.raw("roster").find_one(doc! { "_id": first.id }).await.unwrap().unwrap().get_array("sessions").unwrap().len();
     assert_eq!(sessions, 1, "the one that was given up may be used for something else");
     drop(armed);
-    wait_until(SOON, "it is rescued as well", async || count(&database, "roster", doc! {}).await == 0).await;
-    assert_eq!(count(&database, "archived", doc! { "_id": job }).await, 1);
+    database.until("roster", doc! {}, 0, "it is rescued as well").await;
+    assert_eq!(database.count("archived", doc! { "_id": job }).await, 1);
 }
 
 /// Jobs of 18 MB.
@@ -203,10 +200,9 @@ async fn a_rescue_reads_large_jobs_in_portions() {
     insert_unvalidated(&database, large.collect()).await;
     database.database().run_command(doc! { "profile": 2 }).await.unwrap();
     let _cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
-    let rescued = doc! { "locked": false, "deaths": 1 };
-    wait_until(SOON, "all are rescued", async || count(&database, "scheduled", rescued.clone()).await == 6).await;
+    database.until("scheduled", doc! { "locked": false, "deaths": 1 }, 6, "all are rescued").await;
     let replies = async |bytes: i32| {
-        count(&database, "system.profile", doc! { "appName": "recruiter-cleaner", "responseLength": { "$gt": bytes << 20 } }).await
+        database.count("system.profile", doc! { "appName": "recruiter-cleaner", "responseLength": { "$gt": bytes << 20 } }).await
     };
     assert!(replies(5).await >= 3, "two in each");
     assert_eq!(replies(9).await, 0);
@@ -229,7 +225,7 @@ async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
     let _recruiter = start("recruiter", &["run"], "one");
     let mut same = start("recruiter-cleaner", &["--every", "100ms", "--dead-after", "10m"], "one");
     let worker = start("recruiter-worker", &["--builtins"], "one");
-    wait_until(SOON, "it is there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 1).await;
+    database.until("roster", doc! { "available": true, "term": { "$gt": 0 } }, 1, "it is there").await;
     let transaction = FailPoint::new("recruiter-worker", &["insert"]).namespace(database.name(), "archived").block(SOON);
     let armed = transaction.arm(database.uri()).await;
     let job = NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap().id;
@@ -245,7 +241,7 @@ async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
     wait_until(SOON, "it has tried again", async || other.stderr().contains("still cannot be rescued")).await;
     // As MongoDB does by itself at the time limit of a transaction.
     admin.run_command(doc! { "killAllSessions": [{ "user": "one", "db": "admin" }] }).await.unwrap();
-    wait_until(SOON, "the job is ended", async || count(&database, "archived", doc! { "_id": job }).await == 1).await;
+    database.until("archived", doc! { "_id": job }, 1, "the job is ended").await;
     let said = other.stderr();
     assert_eq!((warned(&other, "another MongoDB user"), warned(&other, "could not be rescued yet, probably")), (1, 1), "{said}");
     assert_eq!(warned(&same, "MongoDB user"), 0, "{}", same.stderr());
@@ -289,8 +285,7 @@ async fn strange_roster_documents_are_warned_of_once_and_hide_no_worker() {
     wait_until(SOON, "the cleaner has read them", async || warned(&system.cleaner) >= 5).await;
     for round in 0..6 {
         let jobs = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("noop", doc! {}))).await.unwrap());
-        let done = async || count(&database, "archived", doc! { "_id": { "$in": &jobs } }).await == 20;
-        wait_until(SOON, &format!("round {round} is done"), done).await;
+        database.until("archived", doc! { "_id": { "$in": &jobs } }, 20, &format!("round {round} is done")).await;
     }
     assert_eq!(warned(&system.cleaner), 5, "{}", system.cleaner.stderr());
     assert!((1..=5).contains(&warned(&system.recruiter)), "{}", system.recruiter.stderr());

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use bson::{Document, doc, oid::ObjectId};
+use bson::{doc, oid::ObjectId};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -69,15 +69,6 @@ pub(super) fn recruiter(database: &TestDatabase, args: &[&str]) -> Said {
     with_input(database, args, b"")
 }
 
-pub(super) async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
-    database.raw(collection).count_documents(filter).await.unwrap()
-}
-
-pub(super) async fn only(database: &TestDatabase, collection: &str, filter: Document) -> Document {
-    assert_eq!(count(database, collection, filter.clone()).await, 1, "{collection} {filter}");
-    database.raw(collection).find_one(filter).await.unwrap().unwrap()
-}
-
 /// Lines of jobs that carry their number.
 fn lines(numbers: impl IntoIterator<Item = i32>) -> Vec<String> {
     numbers.into_iter().map(|n| format!("{}\n", json!({ "class": "c", "parameters": { "n": n } }))).collect()
@@ -114,7 +105,7 @@ async fn one_job_is_stored_as_its_flags_say() {
     for outcome in ["new", "known-id"] {
         assert_eq!(recruiter(&database, &[args.as_slice(), &more].concat()).objects(), [json!({ "id": id, "outcome": outcome })]);
     }
-    let mut job = only(&database, "scheduled", doc! {}).await;
+    let mut job = database.only("scheduled", doc! {}).await;
     job.remove("created_at").unwrap();
     let at = bson::DateTime::parse_rfc3339_str("2030-01-31T18:00:00Z").unwrap();
     assert_eq!(
@@ -130,12 +121,12 @@ async fn one_job_is_stored_as_its_flags_say() {
     let said = recruiter(&database, &["enqueue", "--class", "later", "--after", "5m"]);
     assert_eq!((said.code, said.out.trim().len()), (0, 24));
     assert!(said.err.ends_with("warning: no worker is running; the job waits until there is one\n"), "{}", said.err);
-    let job = only(&database, "scheduled", doc! { "workable.class": "later" }).await;
+    let job = database.only("scheduled", doc! { "workable.class": "later" }).await;
     let [created, due] = ["created_at", "scheduled_at"].map(|field| job.get_datetime(field).unwrap().timestamp_millis());
     assert_eq!(due - created, 300_000);
     let said = recruiter(&database, &["enqueue", "--class", "bundle", "--items", r#"[{"n": 1}, {}]"#]);
     assert_eq!(said.code, 0, "{}", said.err);
-    let job = only(&database, "scheduled", doc! { "workable.class": "bundle" }).await;
+    let job = database.only("scheduled", doc! { "workable.class": "bundle" }).await;
     assert_eq!(job.get_document("workable").unwrap(), &doc! { "class": "bundle", "items": [{ "n": 1 }, {}], "method": "execute" });
     assert!(job.get_array("item_outcomes").unwrap().is_empty());
 }
@@ -169,7 +160,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
     check(&["--retry", r#"{"class": "Mine"}"#, "--custom-policy"], 0, "");
     check(&["--retry", r#"{"class": "RetryForever"}"#, "--custom-policy"], 2, "`seconds_to_wait_before_retry` is missing");
     check(&["--id", "x"], 2, "24 hexadecimal digits");
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 3);
+    assert_eq!(database.count("scheduled", doc! {}).await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -195,7 +186,7 @@ async fn a_file_is_enqueued_up_to_its_bad_line_and_goes_on_from_there() {
     std::fs::write(&path, content.concat()).unwrap();
     let said = recruiter(&database, &["enqueue", "--from", &file, "--skip", "1700", "--json"]).objects();
     assert_eq!(said.last(), Some(&json!({ "enqueued": 802 })));
-    assert_eq!((numbers(&database).await, count(&database, "scheduled", doc! {}).await), (2_501, 2_501));
+    assert_eq!((numbers(&database).await, database.count("scheduled", doc! {}).await), (2_501, 2_501));
 }
 
 /// One line is bad in each: everything before it is enqueued, nothing after it.
@@ -207,7 +198,7 @@ async fn a_bad_line_is_named_and_stops_nothing_before_it() {
         let said = with_input(&database, &["enqueue", "--from", "-", "--custom-policy"], &input);
         assert_eq!((said.code, said.out.lines().count()), (1, 1), "{}", said.err);
         assert!(said.err.contains("standard input:2: ") && said.err.contains(expected), "{}", said.err);
-        assert_eq!(count(&database, "scheduled", doc! {}).await, 1);
+        assert_eq!(database.count("scheduled", doc! {}).await, 1);
     };
     check(b"nonsense", "a job is one JSON object on one line").await;
     check(b"{\"class\": \"\xff\"}", "not UTF-8").await;
@@ -243,7 +234,7 @@ async fn a_lost_reply_enqueues_nothing_twice() {
     let said = with_input(&database, &["enqueue", "--from", "-"], lines(0..100).concat().as_bytes());
     assert_eq!((said.code, said.out.lines().count()), (0, 100), "{}", said.err);
     assert_eq!(fault.struck().await, 3);
-    assert_eq!((numbers(&database).await, count(&database, "scheduled", doc! {}).await), (100, 100));
+    assert_eq!((numbers(&database).await, database.count("scheduled", doc! {}).await), (100, 100));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -350,7 +341,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     let later = recruiter(&database, &[args.as_slice(), &more].concat()).out.trim().to_owned();
     let id = ObjectId::parse_str(&later).unwrap();
     let due_in = async || {
-        only(&database, "scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().timestamp_millis()
+        database.only("scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().timestamp_millis()
             - bson::DateTime::now().timestamp_millis()
     };
 
@@ -371,7 +362,7 @@ async fn retry_makes_waiting_jobs_due_and_enqueues_finished_ones_anew() {
     let objects = recruiter(&database, &["jobs", "retry", "--json", &later]).objects();
     assert_eq!((&objects[0]["id"], &objects[0]["outcome"]), (&json!(later), &json!("enqueued-again")));
     let new = ObjectId::parse_str(objects[0]["new_id"].as_str().unwrap()).unwrap();
-    let (new, old) = (only(&database, "scheduled", doc! { "_id": new }).await, only(&database, "archived", doc! { "_id": id }).await);
+    let (new, old) = (database.only("scheduled", doc! { "_id": new }).await, database.only("archived", doc! { "_id": id }).await);
     assert_eq!(new.get_object_id("recovered_from").unwrap(), id);
     assert_eq!(old.get_object_id("retried_as").unwrap(), new.get_object_id("_id").unwrap());
     for field in ["workable", "group", "priority", "tags", "urn", "retry_policy"] {
@@ -387,12 +378,12 @@ async fn cancel_archives_what_waits_and_asks_who_runs() {
     let cancel = |more: &[&str]| recruiter(&database, &[&["jobs", "cancel", &waiting, &running, &malformed], more].concat());
     let outcomes = |said: Said| said.objects().iter().map(|one| one["outcome"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(outcomes(cancel(&["--dry-run", "--json"])), ["cancelled", "asked", "cancelled"]);
-    assert_eq!(count(&database, "scheduled", doc! { "cancel_requested_at": null }).await, 3);
+    assert_eq!(database.count("scheduled", doc! { "cancel_requested_at": null }).await, 3);
 
     assert_eq!(outcomes(cancel(&["--json"])), ["cancelled", "asked", "cancelled"]);
-    assert!(only(&database, "scheduled", doc! {}).await.get_datetime("cancel_requested_at").is_ok());
+    assert!(database.only("scheduled", doc! {}).await.get_datetime("cancel_requested_at").is_ok());
     for id in [ids[0], ids[2]] {
-        let archived = only(&database, "archived", doc! { "_id": id }).await;
+        let archived = database.only("archived", doc! { "_id": id }).await;
         assert_eq!((archived.get_str("why").unwrap(), archived.get_bool("done").unwrap()), ("cancelled", false));
     }
     let said = cancel(&[]);
@@ -418,8 +409,8 @@ async fn a_job_can_be_cancelled_while_it_runs() {
     wait_until(SOON, "it was entered", async || entered.exists()).await;
     let said = recruiter(&database, &["jobs", "cancel", &id.to_string()]);
     assert!(said.out.contains("cancellation requested"), "{}{}", said.out, said.err);
-    wait_until(SOON, "it is cancelled", async || count(&database, "archived", doc! { "_id": id, "why": "cancelled" }).await == 1).await;
-    assert_eq!(number(&only(&database, "archived", doc! {}).await, "attempts"), 1);
+    database.until("archived", doc! { "_id": id, "why": "cancelled" }, 1, "it is cancelled").await;
+    assert_eq!(number(&database.only("archived", doc! {}).await, "attempts"), 1);
     system.stop().await;
 }
 
@@ -434,7 +425,7 @@ async fn a_job_can_be_cancelled_while_its_worker_drains() {
     let long = || NewJob::of_class("sleep", doc! { "ms": 600_000 });
     let hinted = long().retry(&again).enqueue(&store).await.unwrap().id;
     let unheard = long().enqueue(&store).await.unwrap().id;
-    wait_until(SOON, "they run", async || count(&database, "scheduled", doc! { "locked": true }).await == 2).await;
+    database.until("scheduled", doc! { "locked": true }, 2, "they run").await;
     let mut worker = system.workers.pop().unwrap();
     worker.terminate();
     wait_until(SOON, "it drains", async || worker.stderr().contains("taking no more jobs")).await;
@@ -444,7 +435,7 @@ async fn a_job_can_be_cancelled_while_its_worker_drains() {
     database.raw("scheduled").update_one(doc! { "_id": unheard }, asked).await.unwrap();
     assert!(worker.wait_exit(SOON).await.success());
     for id in [hinted, unheard] {
-        assert_eq!(count(&database, "archived", doc! { "_id": id, "why": "cancelled" }).await, 1, "{}", worker.stderr());
+        assert_eq!(database.count("archived", doc! { "_id": id, "why": "cancelled" }).await, 1, "{}", worker.stderr());
     }
     system.stop().await;
 }

@@ -30,7 +30,7 @@ use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::cli::{count, only, recruiter};
+use super::cli::recruiter;
 
 /// Counts the executions for each message.
 #[derive(Serialize, Deserialize)]
@@ -103,7 +103,7 @@ async fn each_message_becomes_one_job_whoever_leads() {
             n
         })
     };
-    wait_until(SOON, "a recruiter leads", async || count(&database, "metadata", doc! { "_id": "recruiter" }).await == 1).await;
+    database.until("metadata", doc! { "_id": "recruiter" }, 1, "a recruiter leads").await;
     for _ in 0..6 {
         pause(Duration::from_millis(rand::rng().random_range(900..2_200))).await;
         wait_until(SOON, "another recruiter leads", async || recruiters.kill_leader().await).await;
@@ -112,12 +112,12 @@ async fn each_message_becomes_one_job_whoever_leads() {
     let published = publishing.await.unwrap();
     let all = usize::try_from(published).unwrap();
     wait_until(SOON, "every message was handled", async || handled.lock().unwrap().len() >= all).await;
-    wait_until(SOON, "no job waits", async || count(&database, "scheduled", doc! {}).await == 0).await;
+    database.until("scheduled", doc! {}, 0, "no job waits").await;
     let handled = handled.lock().unwrap().clone();
     assert_eq!(handled.len(), all);
     assert!(handled.values().all(|times| *times == 1), "a message became several jobs");
     assert!((0..published).all(|n| handled.contains_key(&("orders.placed".to_owned(), n))));
-    assert_eq!(only(&database, "consumers", doc! {}).await.get_i64("forwarded").unwrap(), i64::from(published));
+    assert_eq!(database.only("consumers", doc! {}).await.get_i64("forwarded").unwrap(), i64::from(published));
     drop(recruiters);
     worker.stop().await;
     mongod.stop().await.unwrap();
@@ -134,23 +134,22 @@ async fn each_message_of_a_large_envelope_becomes_one_job() {
         let declare = async || store.consumers().declare("g", patterns(["a"]), handle(), From::Now).await.unwrap();
         declare().await;
         let mut recruiters = Recruiters::start(&database);
-        wait_until(SOON, "a recruiter leads", async || count(&database, "metadata", doc! { "_id": "recruiter" }).await == 1).await;
+        database.until("metadata", doc! { "_id": "recruiter" }, 1, "a recruiter leads").await;
         let messages: Vec<Document> = (0..4_000).map(|n| doc! { "topic": "a", "body": { "n": n } }).collect();
         let envelope = doc! { "_id": "a text", "at": bson::DateTime::now(), "messages": messages };
         database.raw("messages").insert_one(envelope).await.unwrap();
-        wait_until(SOON, "the first are jobs", async || count(&database, "scheduled", doc! {}).await > 0).await;
+        wait_until(SOON, "the first are jobs", async || database.count("scheduled", doc! {}).await > 0).await;
         if is_killed {
             wait_until(SOON, "the leader is killed", async || recruiters.kill_leader().await).await;
         } else {
             declare().await;
         }
         publish(&store, "a", [4_000]).await;
-        let last = doc! { "workable.parameters.body.n": 4_000 };
-        wait_until(SOON, "the message after them is a job", async || count(&database, "scheduled", last.clone()).await == 1).await;
+        database.until("scheduled", doc! { "workable.parameters.body.n": 4_000 }, 1, "the message after them is a job").await;
         let mut all = numbers(&database, "generic").await;
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..=4_000), "{} jobs", all.len());
-        assert_eq!(only(&database, "consumers", doc! {}).await.get_i64("forwarded").unwrap(), 4_001);
+        assert_eq!(database.only("consumers", doc! {}).await.get_i64("forwarded").unwrap(), 4_001);
     }
     mongod.stop().await.unwrap();
 }
@@ -165,9 +164,9 @@ async fn groups_are_independent_and_continue_where_they_were() {
     publish(&store, "a.x", [1, 2]).await;
     publish(&store, "b.x", [3]).await;
     let running = Local::recruiter(&database, &[]);
-    let jobs = async |group: &str| count(&database, "scheduled", doc! { "group": group }).await;
+    let jobs = async |group: &str| database.count("scheduled", doc! { "group": group }).await;
     wait_until(SOON, "all have become jobs", async || (jobs("one").await, jobs("two").await) == (2, 3)).await;
-    let job = only(&database, "scheduled", doc! { "workable.parameters.topic": "b.x" }).await;
+    let job = database.only("scheduled", doc! { "workable.parameters.topic": "b.x" }).await;
     assert_eq!(job.get_document("workable").unwrap().get_document("parameters").unwrap(), &doc! { "topic": "b.x", "body": { "n": 3 } });
     assert_eq!(job.get_array("tags").unwrap().len(), 1);
     // A change of the job and of the topics holds for later messages, and no message comes twice.
@@ -234,7 +233,7 @@ async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
     let (database, store) = prepared().await;
     store.consumers().declare("good", patterns(["a"]), handle(), From::Now).await.unwrap();
     store.consumers().declare("gone", patterns(["a"]), handle(), From::Now).await.unwrap();
-    let position = only(&database, "consumers", doc! { "_id": "gone" }).await.get_str("position").unwrap().to_owned();
+    let position = database.only("consumers", doc! { "_id": "gone" }).await.get_str("position").unwrap().to_owned();
     // A position that no MongoDB has given.
     database.raw("consumers").update_one(doc! { "_id": "gone" }, doc! { "$set": { "position": "8265" } }).await.unwrap();
     for wrong in [
@@ -248,15 +247,15 @@ async fn a_group_that_cannot_continue_says_why_and_stops_no_other() {
     }
     let running = Local::recruiter(&database, &[]);
     publish(&store, "a", [1]).await;
-    wait_until(SOON, "the good one goes on", async || count(&database, "scheduled", doc! {}).await == 1).await;
-    let problem = async || only(&database, "consumers", doc! { "_id": "gone" }).await.get_document("problem").cloned();
+    database.until("scheduled", doc! {}, 1, "the good one goes on").await;
+    let problem = async || database.only("consumers", doc! { "_id": "gone" }).await.get_document("problem").cloned();
     wait_until(SOON, "the problem is noted", async || problem().await.is_ok()).await;
     let listed = recruiter(&database, &["consumers", "list"]).out;
     assert!(listed.contains("has stopped") && listed.contains("not valid"), "{listed}");
     store.consumers().reset("gone", From::Now).await.unwrap();
     wait_until(SOON, "it goes on", async || {
         publish(&store, "a", [2]).await;
-        only(&database, "consumers", doc! { "_id": "gone" }).await.get_i64("forwarded").unwrap() > 0
+        database.only("consumers", doc! { "_id": "gone" }).await.get_i64("forwarded").unwrap() > 0
     })
     .await;
     assert!(problem().await.is_err());
@@ -272,7 +271,7 @@ async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() 
     let body = doc! { "text": "x".repeat(4_500_000) };
     let messages = [doc! { "topic": "a", "body": body }, doc! { "topic": "a", "body": { "n": 1 } }];
     database.raw("messages").insert_one(doc! { "at": bson::DateTime::now(), "messages": messages.to_vec() }).await.unwrap();
-    wait_until(SOON, "the next message is a job", async || count(&database, "scheduled", doc! {}).await == 1).await;
+    database.until("scheduled", doc! {}, 1, "the next message is a job").await;
     let group = async || store.consumers().list().await.unwrap().remove(0).1.unwrap();
     assert_eq!((group().await.forwarded, group().await.skipped), (1, 1));
     let before = group().await.position;
@@ -319,5 +318,5 @@ async fn wrong_groups_are_refused_with_the_reason() {
         let refused = recruiter(&database, &args);
         assert!(refused.code == 2 && refused.err.contains(said), "{args:?}: {}", refused.err);
     }
-    assert_eq!(count(&database, "consumers", doc! {}).await, 0);
+    assert_eq!(database.count("consumers", doc! {}).await, 0);
 }

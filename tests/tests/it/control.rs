@@ -19,7 +19,7 @@ use recruiter_tests::{
     local::{self, Local, connect_args, ids, prepared, store},
     mongo::TestDatabase,
     oracle::Policy,
-    wait::{SOON, wait_for, wait_until},
+    wait::{SOON, wait_until},
     world::{Role, World},
 };
 use recruiter_worker::{BlockingExecutable, Context, Ended, Executable, NotDone, Workable, Worker, WorkerConfig};
@@ -237,8 +237,7 @@ async fn a_running_job_extends_its_time_limit() {
     let store = store(&database).await;
     let check = async |job: NewJob, class: Option<&str>| {
         let id = job.enqueue(&store).await.unwrap().id;
-        let archived =
-            wait_for(SOON, "it is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await;
+        let archived = database.archived(id).await;
         let last = archived.get_document("last_execution").unwrap();
         assert_eq!(last.get_str("class").ok(), class, "{archived}");
         last.get_str("message").unwrap_or_default().to_owned()
@@ -267,7 +266,7 @@ async fn a_snooze_has_a_reason_and_a_cap() {
     let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::from_millis(20)).unwrap();
     let id = NotYet { at_most: 2 }.as_job().retry(&policy).enqueue(&store).await.unwrap().id;
-    let archived = wait_for(SOON, "it is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await;
+    let archived = database.archived(id).await;
     let messages: Vec<&str> = archived
         .get_array("executions")
         .unwrap()
@@ -287,13 +286,13 @@ async fn an_embedded_worker_that_is_stopped_from_afar_returns() {
     let config = WorkerConfig::default().heartbeat(SOON * 5).lease(SOON * 15);
     let running = tokio::spawn(worker().run(connect_args(&database), config, shutdown));
     let store = store(&database).await;
-    wait_until(SOON, "it is there", async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1).await;
+    database.until("roster", doc! { "available": true }, 1, "it is there").await;
     let id: WorkerId = database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
     let answers = store.workers().change(WorkerChange::Stop, &Chosen::Ids(vec![id]), "ada", false).await.unwrap();
     assert!(!answers[0].asked.is_refused());
     let ended = tokio::time::timeout(SOON, running).await.expect("the hint is faster than a heartbeat").unwrap();
     assert!(matches!(ended, Ok(Ended::Stopped)), "{ended:?}");
-    assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0);
+    assert_eq!(database.count("roster", doc! {}).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

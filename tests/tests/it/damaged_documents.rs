@@ -23,7 +23,7 @@ use recruiter_tests::{
     wait::{SOON, wait_until},
 };
 
-use super::cli::{count, recruiter};
+use super::cli::recruiter;
 
 /// Stands for bytes that are no UTF-8.
 const INVALID: &str = "QQQQ";
@@ -119,8 +119,7 @@ async fn poison(database: &TestDatabase, collection: &str) {
 }
 
 async fn done(database: &TestDatabase, what: &str, job: JobId) {
-    let is_done = async || count(database, "archived", doc! { "_id": job, "why": "done" }).await == 1;
-    wait_until(SOON, &format!("{what} is done"), is_done).await;
+    database.until("archived", doc! { "_id": job, "why": "done" }, 1, &format!("{what} is done")).await;
 }
 
 async fn enqueued(store: &Store, job: NewJob) -> JobId {
@@ -156,15 +155,14 @@ async fn all_goes_on(database: &TestDatabase, round: &str) -> (JobId, JobId) {
     }
     done(database, &format!("{round}: the job of a dead worker"), of_the_dead).await;
     let happens = async |what: &str, collection: &str, filter: Document| {
-        let has_happened = async || count(database, collection, filter.clone()).await > 0;
+        let has_happened = async || database.count(collection, filter.clone()).await > 0;
         wait_until(SOON, &format!("{round}: {what}"), has_happened).await;
     };
     happens("a run of a schedule", "archived", doc! { "schedule.name": "ticks", "created_at": { "$gt": since } }).await;
     happens("a message", "archived", doc! { "workable.parameters.body.round": round }).await;
     happens("an expiry", "archived", doc! { "_id": expired, "why": FinishReason::EXPIRED.as_str() }).await;
     happens("an end of a graph", "archived", doc! { "_id": child, "why": "cancelled" }).await;
-    let is_pruned = async || count(database, "archived", doc! { "_id": prunable }).await == 0;
-    wait_until(SOON, &format!("{round}: the retention"), is_pruned).await;
+    database.until("archived", doc! { "_id": prunable }, 0, &format!("{round}: the retention")).await;
     (child, expired)
 }
 
@@ -240,13 +238,13 @@ async fn no_type_of_a_field_in_metadata_stops_a_duty() {
         noop().enqueue(&Client::from_database(database.database().clone())).await.unwrap();
         let follower = Process::on(&database, "recruiter", &["events", "--follow", "--topic", "job.enqueued.*"]);
         let by_id = doc! { "_id": "subscribers", "by": { "$type": "object", "$nin": [{}, { "x": [1, 2] }] } };
-        wait_until(SOON, "it has subscribed", async || count(&database, "metadata", by_id.clone()).await == 1).await;
+        database.until("metadata", by_id, 1, "it has subscribed").await;
         system = start();
         all_goes_on(&database, &format!("with {other}")).await;
         wait_until(SOON, "an event is shown", async || follower.stdout().contains("job.enqueued.noop")).await;
         let mended = doc! { "_id": "collections", "payloads.files": { "$type": "binData" } };
-        assert_eq!(count(&database, "metadata", mended).await, 1);
-        assert_eq!(count(&database, "metadata", doc! { "_id": "schema", "version": { "$type": "int", "$gt": 1 } }).await, 1);
+        assert_eq!(database.count("metadata", mended).await, 1);
+        assert_eq!(database.count("metadata", doc! { "_id": "schema", "version": { "$type": "int", "$gt": 1 } }).await, 1);
     }
     system.stop().await;
 }
@@ -277,7 +275,7 @@ async fn no_document_of_any_collection_stops_the_others() {
     system.recruiter.kill();
     system.recruiter = Process::on(&database, "recruiter", &[&["run"][..], &flags[..]].concat());
     all_goes_on(&database, "with a new leader").await;
-    assert_eq!(count(&database, "scheduled", doc! { "_id": { "$in": [blocked, halted] }, "locked": false }).await, 2);
+    assert_eq!(database.count("scheduled", doc! { "_id": { "$in": [blocked, halted] }, "locked": false }).await, 2);
     let said = recruiter(&database, &["jobs", "why", &blocked.to_string()]);
     assert!(said.out.contains("broken*"), "{}{}", said.out, said.err);
     assert!(recruiter(&database, &["jobs", "why", &halted.to_string()]).out.contains("halted"));
@@ -287,8 +285,7 @@ async fn no_document_of_any_collection_stops_the_others() {
         database.raw("metadata").update_one(doc! { "_id": "recruiter" }, doc! { "$set": fields }).await.unwrap();
         let job = enqueued(&store, noop()).await;
         done(&database, &what, job).await;
-        let renewed = async || count(&database, "metadata", doc! { "_id": "recruiter", "renewals": { "$gt": 1 } }).await == 1;
-        wait_until(SOON, &format!("{what} is renewed"), renewed).await;
+        database.until("metadata", doc! { "_id": "recruiter", "renewals": { "$gt": 1 } }, 1, &format!("{what} is renewed")).await;
     }
     let workers = doc! { "$set": { "workers": "x" } };
     database.raw("metadata").update_one(doc! { "_id": "channels" }, workers).await.unwrap();
@@ -339,7 +336,7 @@ async fn a_later_term_in_a_cell_stops_nothing() {
     both("after a lost lease").await;
     later(1_000).await;
     both("with a later term than the leader's").await;
-    assert_eq!(count(&database, "metadata", doc! { "_id": "recruiter", "term": { "$gt": 1_000 } }).await, 1);
+    assert_eq!(database.count("metadata", doc! { "_id": "recruiter", "term": { "$gt": 1_000 } }).await, 1);
     system.stop().await;
 }
 
@@ -353,14 +350,13 @@ async fn a_line_with_a_control_character_halts_and_a_refused_pause_locks_no_job(
         let (mut job, now) = (minimal_job("noop"), bson::DateTime::now());
         job.extend(doc! { "gate": format!(">{line}"), "created_at": now, "expires_at": now, "halt_on_failure": true });
         database.raw("scheduled").insert_one(&job).await.unwrap();
-        let of_it = doc! { "_id": job.get_object_id("_id").unwrap() };
-        wait_until(SOON, &format!("{line:?} is archived"), async || count(&database, "archived", of_it.clone()).await == 1).await;
+        database.until("archived", doc! { "_id": job.get_object_id("_id").unwrap() }, 1, &format!("{line:?} is archived")).await;
     };
     // Makes the indexes of lines and of expiry.
     enqueued(&store, noop().in_line("first").expires_after(Duration::from_millis(1))).await;
     for line in ["a\nb", "\u{2028}", "tab\t"] {
         failed(line).await;
-        assert_eq!(count(&database, "pauses", doc! { "_id": format!("line:{line}") }).await, 1, "{line:?}");
+        assert_eq!(database.count("pauses", doc! { "_id": format!("line:{line}") }).await, 1, "{line:?}");
     }
     // An older validator, which no process may change.
     let refusing = doc! { "collMod": "pauses", "validator": { "_id": { "$not": { "$regex": "^line:" } } } };
@@ -384,5 +380,5 @@ async fn a_successor_that_cannot_be_released_stops_no_other() {
     let id = JobId::from(good.get_object_id("_id").unwrap());
     database.raw("scheduled").insert_many([bad, good]).await.unwrap();
     assert_eq!(store.release_orphaned_successors().await.unwrap(), 1);
-    assert_eq!(count(&database, "scheduled", doc! { "_id": id, "unique": "b" }).await, 1);
+    assert_eq!(database.count("scheduled", doc! { "_id": id, "unique": "b" }).await, 1);
 }

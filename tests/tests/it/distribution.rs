@@ -8,10 +8,8 @@ use recruiter_tests::{
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System},
-    wait::{SOON, wait_until, within},
+    wait::{SOON, within},
 };
-
-use super::cli::count;
 
 fn sleep(ms: i64) -> NewJob {
     NewJob::of_class("sleep", doc! { "ms": ms })
@@ -22,14 +20,13 @@ async fn work_spreads_over_workers_of_equal_capacity() {
     let database = TestDatabase::new().await;
     let system = System::start(&database, Setup { workers: 2, ..Setup::default() });
     let store = store(&database).await;
-    wait_until(SOON, "both are there", async || count(&database, "roster", doc! { "available": true, "term": { "$gt": 0 } }).await == 2)
-        .await;
+    database.until("roster", doc! { "available": true, "term": { "$gt": 0 } }, 2, "both are there").await;
     let mut shares: Vec<Document> = Vec::new();
     // A worker that gets too little of a busy machine does fewer jobs: then they are enqueued again.
     let even = async || {
         database.raw("archived").delete_many(doc! {}).await.unwrap();
         store.enqueue_many((0..1_000).map(|_| sleep(10))).await.unwrap();
-        wait_until(SOON, "all is done", async || count(&database, "archived", doc! {}).await == 1_000).await;
+        database.until("archived", doc! {}, 1_000, "all is done").await;
         let group = [doc! { "$group": { "_id": "$last_execution.worker", "jobs": { "$sum": 1 } } }];
         shares = database.raw("archived").aggregate(group).await.unwrap().try_collect().await.unwrap();
         shares.len() == 2 && shares.iter().all(|share| (400..=600).contains(&number(share, "jobs")))
@@ -48,12 +45,11 @@ async fn a_backlog_of_one_class_leaves_the_others_their_workers() {
     let store = store(&database).await;
     let mut system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "1", "--grace", "1s"], ..Setup::default() });
     store.enqueue_many((0..3_000).map(|_| sleep(600_000))).await.unwrap();
-    wait_until(SOON, "one is running", async || count(&database, "scheduled", doc! { "locked": true }).await == 1).await;
+    database.until("scheduled", doc! { "locked": true }, 1, "one is running").await;
     let other = ["--config", config.to_str().unwrap(), "--concurrency", "50"];
     system.workers.push(Process::on(&database, "recruiter-worker", &other));
     let others = ids(store.enqueue_many((0..20).map(|_| NewJob::of_class("other", doc! {}))).await.unwrap());
-    let done = doc! { "_id": { "$in": others }, "why": "done" };
-    wait_until(SOON, "the others are done", async || count(&database, "archived", done.clone()).await == 20).await;
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 3_000, "the backlog is still there");
+    database.until("archived", doc! { "_id": { "$in": others }, "why": "done" }, 20, "the others are done").await;
+    assert_eq!(database.count("scheduled", doc! {}).await, 3_000, "the backlog is still there");
     system.stop().await;
 }

@@ -149,6 +149,6 @@ async fn a_worker_that_stops_during_a_hook_leaves_the_roster() {
     let job = enqueue(&store, "hangs after").await;
     wait_until(SOON, "the hook is called", async || diary.of(job) == ["started", "done", "after success"]).await;
     local.stop().await;
-    assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0);
+    assert_eq!(database.count("roster", doc! {}).await, 0);
     recruiter.stop().await;
 }

@@ -49,15 +49,12 @@ async fn an_order_of_the_web_service_has_its_invoice_by_the_worker() {
 
     // The same order once more: neither it nor a job is stored.
     assert_eq!(ask(&address, "POST /orders/17", r#"{"cents": 1}"#).0, 500);
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
     assert_eq!(ask(&address, "POST /orders/18", r#"{"cents": 0}"#).0, 202);
-    let gave_up = async || database.raw("archived").count_documents(doc! { "urn": "18", "why": "gave-up" }).await.unwrap() == 1;
-    wait_until(SOON, "nothing is to be paid", gave_up).await;
+    database.until("archived", doc! { "urn": "18", "why": "gave-up" }, 1, "nothing is to be paid").await;
     assert_eq!(ask(&address, "GET /orders/18/invoice", "").0, 404);
     assert_eq!(ask(&address, "POST /primes/1000", "").0, 202);
-    let counted =
-        async || database.raw("archived").count_documents(doc! { "workable.class": "CountPrimes", "result": 168 }).await.unwrap() == 1;
-    wait_until(SOON, "the primes are counted", counted).await;
+    database.until("archived", doc! { "workable.class": "CountPrimes", "result": 168 }, 1, "the primes are counted").await;
 
     wait_until(SOON, "the failure is logged", async || worker.stderr().contains("a customer gets no invoice")).await;
     let logged = worker.stderr();

@@ -16,10 +16,10 @@ use recruiter_tests::{
     local::prepared,
     mongo::TestDatabase,
     processes::{Process, Setup, System},
-    wait::{SOON, wait_until},
+    wait::SOON,
 };
 
-use super::cli::{count, only, recruiter};
+use super::cli::recruiter;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -46,11 +46,10 @@ async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
     let by_cleaner = job().expires_after(soon).enqueue(&store).await.unwrap().id;
     let later = job().after(HOUR).expires_after(HOUR * 2).enqueue(&store).await.unwrap().id;
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
-    wait_until(SOON, "it is archived", async || count(&database, "archived", doc! { "_id": by_cleaner, "why": "expired" }).await == 1)
-        .await;
+    database.until("archived", doc! { "_id": by_cleaner, "why": "expired" }, 1, "it is archived").await;
     cleaner.terminate();
     assert!(cleaner.wait_exit(SOON).await.success());
-    let archived = only(&database, "archived", doc! {}).await;
+    let archived = database.only("archived", doc! {}).await;
     assert_eq!(archived.get_document("last_execution").unwrap().get_str("class").unwrap(), "expired");
     assert!(!archived.get_bool("done").unwrap() && archived.get_i32("attempts").unwrap() == 0);
 
@@ -63,8 +62,8 @@ async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
     database.raw("scheduled").insert_one(by_worker).await.unwrap();
     let recruiter = Process::on(&database, "recruiter", &["run"]);
     let worker = Process::on(&database, "recruiter-worker", &["--builtins"]);
-    wait_until(SOON, "it is archived", async || count(&database, "archived", doc! { "_id": id, "why": "expired" }).await == 1).await;
-    assert_eq!(count(&database, "scheduled", doc! { "_id": later }).await, 1);
+    database.until("archived", doc! { "_id": id, "why": "expired" }, 1, "it is archived").await;
+    assert_eq!(database.count("scheduled", doc! { "_id": later }).await, 1);
     for mut process in [recruiter, worker] {
         process.terminate();
         assert!(process.wait_exit(SOON).await.success());
@@ -81,10 +80,10 @@ async fn of_a_backlog_that_expires_each_job_runs_in_time_or_expires() {
     store.enqueue_many(jobs).await.unwrap();
     let setup = Setup { worker: &["--builtins", "--concurrency", "1"], cleaner: &["--sweep-every", "200ms"], ..Setup::default() };
     let system = System::start(&database, setup);
-    wait_until(SOON, "all are ended", async || count(&database, "archived", doc! {}).await == 60).await;
+    database.until("archived", doc! {}, 60, "all are ended").await;
     let in_time = doc! { "why": "done", "$expr": { "$lt": ["$last_execution.started_at", "$expires_at"] } };
-    let (done, in_time) = (count(&database, "archived", doc! { "why": "done" }).await, count(&database, "archived", in_time).await);
-    let expired = count(&database, "archived", doc! { "why": "expired", "attempts": 0 }).await;
+    let (done, in_time) = (database.count("archived", doc! { "why": "done" }).await, database.count("archived", in_time).await);
+    let expired = database.count("archived", doc! { "why": "expired", "attempts": 0 }).await;
     assert!(done >= 20 && done == in_time && done + expired == 60, "{done} done, {in_time} in time, {expired} expired");
     system.stop().await;
 }
@@ -100,16 +99,16 @@ async fn a_retry_expires_with_its_history() {
     expire_at(&database, id, store.now() - TimeDelta::milliseconds(1)).await;
     assert_eq!(starts(&store, &[id]).await, 0);
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &[]);
-    wait_until(SOON, "it is archived", async || count(&database, "archived", doc! { "_id": id, "why": "expired" }).await == 1).await;
+    database.until("archived", doc! { "_id": id, "why": "expired" }, 1, "it is archived").await;
     cleaner.terminate();
     cleaner.wait_exit(SOON).await;
-    let archived = only(&database, "archived", doc! {}).await;
+    let archived = database.only("archived", doc! {}).await;
     let first: &Document = archived.get_array("executions").unwrap()[0].as_document().unwrap();
     assert_eq!((first.get_str("class").unwrap(), archived.get_i32("attempts").unwrap()), ("SmtpDown", 1));
     // It is a dead letter. Its retry does not expire at once.
     let said = recruiter(&database, &["jobs", "retry", "--why", "expired", "--yes"]);
     assert_eq!(said.code, 0, "{}", said.err);
-    assert!(!only(&database, "scheduled", doc! {}).await.contains_key("expires_at"));
+    assert!(!database.only("scheduled", doc! {}).await.contains_key("expires_at"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -131,9 +130,9 @@ async fn an_expiry_that_cannot_be_is_refused() {
         let said = recruiter(&database, &[&["enqueue", "--class", "c"], args.as_slice()].concat());
         assert!(said.code == 2 && said.err.contains(part), "{}", said.err);
     }
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
     let said = recruiter(&database, &["enqueue", "--class", "c", "--expires-after", "1h"]);
     assert_eq!(said.code, 0, "{}", said.err);
-    let stored = only(&database, "scheduled", doc! {}).await.get_datetime("expires_at").unwrap().to_chrono();
+    let stored = database.only("scheduled", doc! {}).await.get_datetime("expires_at").unwrap().to_chrono();
     assert!((stored - store.now()).num_minutes() >= 58);
 }

@@ -48,7 +48,7 @@ async fn insert(way: &Database, marker: &str) -> Result<Document> {
 }
 
 async fn there(database: &TestDatabase, marker: &str) -> u64 {
-    database.raw("things").count_documents(doc! { "marker": marker }).await.unwrap()
+    database.count("things", doc! { "marker": marker }).await
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn without_a_fault_everything_passes() {
     session.start_transaction().await.unwrap();
     things.insert_one(doc! { "in": "a transaction" }).session(&mut session).await.unwrap();
     session.commit_transaction().await.unwrap();
-    assert_eq!(database.raw("others").count_documents(doc! {}).await.unwrap(), 2_001);
+    assert_eq!(database.count("others", doc! {}).await, 2_001);
 }
 
 #[tokio::test]

@@ -19,7 +19,7 @@ use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
 
-use super::cli::{count, recruiter};
+use super::cli::recruiter;
 
 /// More than a document may have.
 const LARGE: usize = 20_000_000;
@@ -108,17 +108,17 @@ async fn the_command_line_stores_lists_and_deletes_files_and_refuses_what_is_wro
     }
     let enqueue = |args: &[&str]| recruiter(&database, &[&["enqueue", "--class", "c", "--unique", "k"], args].concat());
     assert!(enqueue(&["--file", "/nowhere"]).err.contains("cannot read /nowhere"));
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 1, "a job without its file is not enqueued");
+    assert_eq!(database.count("scheduled", doc! {}).await, 1, "a job without its file is not enqueued");
     assert_eq!(enqueue(&["--file", &format!("x={file}")]).code, 0);
-    assert_eq!(count(&database, "payloads.files", doc! {}).await, 2);
+    assert_eq!(database.count("payloads.files", doc! {}).await, 2);
     assert!(enqueue(&["--file", &file]).err.contains("nothing was enqueued"));
-    assert_eq!(count(&database, "payloads.files", doc! {}).await, 2, "the file of a duplicate is deleted");
+    assert_eq!(database.count("payloads.files", doc! {}).await, 2, "the file of a duplicate is deleted");
     assert_eq!(enqueue(&["--file", &file, "--id", &nobody]).code, 2);
     assert_eq!(enqueue(&["--file", &file, "--on-conflict", "replace"]).code, 2);
     assert_eq!(recruiter(&database, &["groups", "set", "full", "--most-waiting", "1"]).code, 0);
     let full = || recruiter(&database, &["enqueue", "--class", "c", "--group", "full", "--file", &file]);
     assert_eq!((full().code, full().code), (0, 1));
-    assert_eq!(count(&database, "payloads.files", doc! {}).await, 3, "the file of a job that is refused is deleted");
+    assert_eq!(database.count("payloads.files", doc! {}).await, 3, "the file of a job that is refused is deleted");
 }
 
 /// Fails after some bytes.
@@ -144,7 +144,7 @@ async fn a_broken_transfer_is_an_error_and_shows_no_half_of_a_file() {
     let broken = store.put_file(job, "a", Broken(1_000_000)).await.unwrap_err();
     assert!(matches!(&broken, FileError::Content { name, source } if name == "a" && source.to_string() == "the disk is gone"), "{broken}");
     assert_eq!(store.read_file(job, "a").await.unwrap(), b"before");
-    wait_until(SOON, "the chunks of the half are deleted", async || count(&database, "payloads.chunks", doc! {}).await == 1).await;
+    database.until("payloads.chunks", doc! {}, 1, "the chunks of the half are deleted").await;
     for name in ["", "a\0b"] {
         assert!(matches!(store.put_file(job, name, "".as_bytes()).await, Err(FileError::Name { .. })));
     }
@@ -174,7 +174,7 @@ async fn the_cleaner_deletes_old_files_without_a_job() {
     database.raw("payloads.chunks").insert_one(doc! { "files_id": old(0), "n": 0 }).await.unwrap();
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--prune-every", "100ms"]);
     let (files, chunks) =
-        (async || count(&database, "payloads.files", doc! {}).await, async || count(&database, "payloads.chunks", doc! {}).await);
+        (async || database.count("payloads.files", doc! {}).await, async || database.count("payloads.chunks", doc! {}).await);
     wait_until(SOON, "they are deleted", async || (files().await, chunks().await) == (2, 1)).await;
     assert_eq!(store.read_file(waiting, "a").await.unwrap(), b"content");
     assert!(cleaner.try_exit().is_none(), "{}", cleaner.stderr());

@@ -10,12 +10,12 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     local::{Local, prepared},
-    wait::{SOON, wait_until},
+    wait::SOON,
 };
 use recruiter_worker::{Context, EnqueueError, Executable, Limit, NewJob, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};
 
-use super::cli::{count, only, recruiter};
+use super::cli::recruiter;
 
 macro_rules! without_fields {
     ($name:ident, $item:item) => {
@@ -56,8 +56,8 @@ async fn parameters_may_have_no_fields() {
             assert_eq!(said.code, 0, "{}", said.err);
         }
     }
-    wait_until(SOON, "all have ended", async || count(&database, "archived", doc! {}).await == 17).await;
-    assert_eq!(count(&database, "archived", doc! { "why": "done" }).await, 17);
+    database.until("archived", doc! {}, 17, "all have ended").await;
+    assert_eq!(database.count("archived", doc! { "why": "done" }).await, 17);
     leader.stop().await;
     worker.stop().await;
 }
@@ -117,12 +117,12 @@ async fn an_idle_worker_names_no_jobs_in_the_roster() {
     let (database, _store) = prepared().await;
     let worker = Local::worker(&database, Worker::new().register::<Unit>(()).unwrap(), &["--heartbeat", "200ms", "--lease", "2m"]);
     let roster = database.raw("roster");
-    wait_until(SOON, "it is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
+    database.until("roster", doc! { "available": true }, 1, "it is available").await;
     // As after a report that was written before the end of its last job was recorded.
     let left = doc! { "working": true, "working_on": [ObjectId::new()], "working_since": bson::DateTime::now() };
     roster.update_one(doc! {}, doc! { "$set": left }).await.unwrap();
     let is_idle = doc! { "available": true, "working": false, "working_on": { "$exists": false }, "working_since": { "$exists": false } };
-    wait_until(SOON, "it reports that it has none", async || count(&database, "roster", is_idle.clone()).await == 1).await;
+    database.until("roster", is_idle, 1, "it reports that it has none").await;
     worker.stop().await;
 }
 
@@ -130,7 +130,7 @@ async fn an_idle_worker_names_no_jobs_in_the_roster() {
 async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
     let (database, store) = prepared().await;
     let worker = Local::worker(&database, Worker::new().register::<Unit>(()).unwrap(), &["--lease", "10m"]);
-    wait_until(SOON, "it is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
+    database.until("roster", doc! { "available": true }, 1, "it is available").await;
     store.limits().set("customer:*", Limit::capacity(1)).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("graph.json");
@@ -209,10 +209,10 @@ async fn an_error_names_the_flag_or_the_name_that_was_written() {
     check(&["schedules", "apply", schedules], 0, "");
     fs::write(schedules, "namespace = \"shop\"\n").unwrap();
     check(&["schedules", "apply", schedules], 2, "it would remove all 1 of the namespace `shop`; add --yes");
-    assert_eq!(count(&database, "schedulers", doc! { "_id": "a" }).await, 1, "nothing was removed");
+    assert_eq!(database.count("schedulers", doc! { "_id": "a" }).await, 1, "nothing was removed");
     check(&["schedules", "apply", schedules, "--dry-run"], 0, "");
     check(&["schedules", "apply", schedules, "--yes"], 0, "");
-    assert_eq!(count(&database, "schedulers", doc! { "_id": "a" }).await, 0);
+    assert_eq!(database.count("schedulers", doc! { "_id": "a" }).await, 0);
     check(&["schedules", "apply", schedules], 0, "");
 }
 
@@ -223,7 +223,7 @@ async fn retries_are_given_as_numbers() {
         let said = recruiter(&database, &[&["enqueue", "--class", "a"], args].concat());
         assert_eq!(said.code, 0, "{}", said.err);
         let id = ObjectId::parse_str(said.out.trim()).unwrap();
-        only(&database, "scheduled", doc! { "_id": id }).await.get_document("retry_policy").unwrap().clone()
+        database.only("scheduled", doc! { "_id": id }).await.get_document("retry_policy").unwrap().clone()
     };
     let many = |times: i32, wait: i32| {
         doc! { "class": "RetryManyTimes", "parameters": { "retry_how_many_times": times, "seconds_to_wait_before_retry": wait } }
@@ -241,10 +241,10 @@ async fn retries_are_given_as_numbers() {
         let said = recruiter(&database, args);
         assert_eq!(said.code, 0, "{}", said.err);
     }
-    assert_same(only(&database, "scheduled", doc! { "workable.class": "b" }).await.get_document("retry_policy").unwrap(), &doubled);
+    assert_same(database.only("scheduled", doc! { "workable.class": "b" }).await.get_document("retry_policy").unwrap(), &doubled);
 
     let id = Unit.as_job().priority(7).enqueue(&store).await.unwrap().id;
-    assert_eq!(only(&database, "scheduled", doc! { "_id": id }).await.get_i32("priority").ok(), Some(7));
+    assert_eq!(database.only("scheduled", doc! { "_id": id }).await.get_i32("priority").ok(), Some(7));
     let refused = Unit.as_job().priority(12).enqueue(&store).await;
     assert!(matches!(refused, Err(EnqueueError::Priority { number: 12 })), "{refused:?}");
 }

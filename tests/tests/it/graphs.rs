@@ -122,7 +122,7 @@ impl Stage {
     }
 
     async fn close(self) {
-        assert_eq!(self.database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0, "nothing is left");
+        assert_eq!(self.database.count("scheduled", doc! {}).await, 0, "nothing is left");
         local::stop(self.processes).await;
     }
 }
@@ -303,7 +303,7 @@ async fn an_impossible_graph_is_refused_whole() {
     let first = line.add(step("a", 0, ""));
     line.add(step("b", 0, "").in_line("l").waits_for(first));
     assert_eq!(refused(line).await, InvalidGraph::Line);
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0, "nothing of them is enqueued");
+    assert_eq!(database.count("scheduled", doc! {}).await, 0, "nothing of them is enqueued");
     let fleeting = step("f", 0, "").keep(Keep::Failures).enqueue(&store).await.unwrap().id;
     let mut unseen = Graph::new();
     unseen.add(step("a", 0, "").waits_for(fleeting));
@@ -315,7 +315,7 @@ async fn an_impossible_graph_is_refused_whole() {
     partly.add(step("a", 0, "").with_id(known.id));
     partly.add(step("b", 0, "").waits_for(known.id));
     assert_eq!(refused(partly).await, InvalidGraph::PartlyKnown { job: a });
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 1);
+    assert_eq!(database.count("scheduled", doc! {}).await, 1);
 
     // By hand: a job that waits is not due, and its edges are checked.
     let mut spec: Document = doc! { "_id": JobId::new(), "locked": false, "group": "g", "priority": 5, "workable": { "class": "c" } };
@@ -482,7 +482,7 @@ async fn graphs_advance_once_and_in_order_whatever_is_killed() {
         some[at].wait_exit(SOON).await;
         some[at] = again();
     }
-    wait_until(SOON * 4, "all graphs are done", async || database.raw("scheduled").count_documents(doc! {}).await.unwrap() == 0).await;
+    wait_until(SOON * 4, "all graphs are done", async || database.count("scheduled", doc! {}).await == 0).await;
     let jobs: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
     assert_eq!(jobs.len(), GRAPHS * 16 * 3, "each job became another one twice, and never two");
     assert!(jobs.iter().all(|job| job.get_str("why").unwrap() == "done"));
@@ -527,8 +527,7 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
     }
     let cancelled = store.control(false).change(&Change::Cancel, &[parent]).await.unwrap();
     assert_eq!(cancelled[0].1, Changed::Cancelled);
-    let all = doc! { "graph": graph, "why": "cancelled" };
-    wait_until(SOON, "all are cancelled", async || database.raw("archived").count_documents(all.clone()).await.unwrap() == count).await;
+    database.until("archived", doc! { "graph": graph, "why": "cancelled" }, count, "all are cancelled").await;
     let status = std::fs::read_to_string(format!("/proc/{}/status", recruiter.pid())).unwrap();
     let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
     assert!(most.parse::<u64>().unwrap() < 220_000, "{most} kB");
@@ -558,7 +557,7 @@ async fn a_cancelled_graph_leaves_out_no_job_that_changes_meanwhile() {
     changes.await.unwrap();
     assert!(outcomes.iter().all(|(_, changed)| *changed == Changed::Cancelled), "{outcomes:?}");
     assert_eq!(outcomes.len(), 751);
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
 }
 
 /// Those that run are asked to end, and those that wait, of which some start meanwhile, are archived at once.
@@ -575,8 +574,7 @@ async fn a_cancelled_graph_leaves_out_no_job_that_runs_or_starts() {
     let outcomes = store.control(false).cancel_graph(graph).await.unwrap();
     assert!(outcomes.iter().all(|(_, changed)| matches!(changed, Changed::Cancelled | Changed::CancelRequested)), "{outcomes:?}");
     assert_eq!(outcomes.iter().map(|(job, _)| job).collect::<BTreeSet<_>>().len(), 400);
-    let all = doc! { "graph": graph, "why": "cancelled" };
-    wait_until(SOON, "all are archived", async || database.raw("archived").count_documents(all.clone()).await.unwrap() == 400).await;
+    database.until("archived", doc! { "graph": graph, "why": "cancelled" }, 400, "all are archived").await;
     system.stop().await;
 }
 
@@ -671,7 +669,7 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     assert_eq!(edges(ids[2]), [of_first, ids[1]], "the one that is refused has failed");
     assert_eq!(edges(ids[3]), [new(ids[2])]);
     let followed = doc! { "_id": new(ids[2]), "followed": true };
-    assert_eq!(database.raw("scheduled").count_documents(followed).await.unwrap(), 1, "something is left of its success");
+    assert_eq!(database.count("scheduled", followed).await, 1, "something is left of its success");
     assert!(jobs.values().all(|job| !job.is_retrying));
 
     // A job ends and another one is retried after the first read of a walk, before that of the archive.
@@ -803,7 +801,7 @@ async fn a_retry_of_a_graph_leaves_out_what_is_refused() {
     let jobs = store.graph(graph).await.unwrap();
     assert!(jobs.iter().all(|job| !job.is_retrying));
     let followed = doc! { "recovered_from": ids[2], "followed": true };
-    assert_eq!(database.raw("scheduled").count_documents(followed).await.unwrap(), 1);
+    assert_eq!(database.count("scheduled", followed).await, 1);
     let waits = jobs.iter().find(|job| job.recovered_from == Some(ids[3])).unwrap();
     assert_eq!(waits.waits_for.iter().map(|edge| edge.job).collect::<Vec<_>>(), ids[..2]);
 }

@@ -28,7 +28,7 @@ fn insert() -> Document {
 async fn each_test_has_a_database_that_goes_with_it() {
     let (one, other) = (TestDatabase::new().await, TestDatabase::new().await);
     one.raw("things").insert_one(doc! {}).await.unwrap();
-    assert_eq!(other.raw("things").count_documents(doc! {}).await.unwrap(), 0);
+    assert_eq!(other.count("things", doc! {}).await, 0);
 
     let name = one.name().to_owned();
     drop(one);
@@ -66,7 +66,7 @@ async fn fail_points_strike_whom_they_name_until_dropped() {
     struck.run_command(insert()).await.unwrap();
     assert!(asked.elapsed() >= Duration::from_millis(300));
     drop(armed);
-    assert_eq!(database.raw("things").count_documents(doc! {}).await.unwrap(), 5);
+    assert_eq!(database.count("things", doc! {}).await, 5);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use bson::{Document, doc};
+use bson::doc;
 use chrono::TimeDelta;
 use recruiter_common::{
     Defaults, Keep,
@@ -27,10 +27,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::cli::recruiter;
-
-async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
-    database.raw(collection).count_documents(filter).await.unwrap()
-}
 
 /// The jobs that ended lately and of which nothing was kept.
 async fn not_kept(store: &Store, group: &str) -> u64 {
@@ -96,12 +92,6 @@ impl Setting {
         job.enqueue(&self.store).await.unwrap().id
     }
 
-    async fn archived(&self, id: JobId) -> Document {
-        let archived = async || count(&self.database, "archived", doc! { "_id": id }).await == 1;
-        wait_until(SOON, "it is archived", archived).await;
-        self.database.raw("archived").find_one(doc! { "_id": id }).await.unwrap().unwrap()
-    }
-
     async fn stop(self) {
         local::stop(self.processes).await;
     }
@@ -122,10 +112,10 @@ async fn a_success_leaves_nothing_and_is_counted_and_a_failure_is_archived() {
     assert_eq!(recruiter(database, &["enqueue", "--class", "noop", "--keep", "failures", "--group", "others"]).code, 0);
     until_counted(store, "generic", 2).await;
     until_counted(store, "others", 2).await;
-    assert_eq!(setting.archived(kept).await.get_i64("result").unwrap(), 1);
-    let failed = setting.archived(fails).await;
+    assert_eq!(database.archived(kept).await.get_i64("result").unwrap(), 1);
+    let failed = database.archived(fails).await;
     assert_eq!((failed.get_str("why").unwrap(), failed.get_str("keep").unwrap()), ("not-scheduled-by-retry-policy", "failures"));
-    assert_eq!((count(database, "scheduled", doc! {}).await, count(database, "archived", doc! {}).await), (0, 2));
+    assert_eq!((database.count("scheduled", doc! {}).await, database.count("archived", doc! {}).await), (0, 2));
 
     assert_eq!(store.result_of::<Fleeting>(succeeds).await.unwrap(), JobResult::Unknown);
     let stats = &recruiter(database, &["stats", "--json"]).objects()[0];
@@ -141,8 +131,7 @@ async fn a_success_leaves_nothing_and_is_counted_and_a_failure_is_archived() {
 
     // A dead letter that is retried is deleted once it has succeeded.
     assert_eq!(recruiter(database, &["jobs", "retry", &fails.to_string(), "--yes"]).code, 0);
-    let retried = async || count(database, "archived", doc! { "recovered_from": fails, "keep": "failures" }).await == 1;
-    wait_until(SOON, "it fails again", retried).await;
+    database.until("archived", doc! { "recovered_from": fails, "keep": "failures" }, 1, "it fails again").await;
     setting.stop().await;
 }
 
@@ -153,10 +142,10 @@ async fn a_bundle_leaves_nothing_if_every_item_has_succeeded() {
     setting.enqueue(bundle(&[0, 1, 0])).await;
     until_counted(&setting.store, "generic", 1).await;
     let failed = setting.enqueue(bundle(&[0, 9])).await;
-    let failed = setting.archived(failed).await;
+    let failed = setting.database.archived(failed).await;
     assert_eq!(failed.get_str("why").unwrap(), "tried-too-many-times");
     assert_eq!(failed.get_array("item_outcomes").unwrap()[0].as_document().map(|one| one.get_i64("result").unwrap()), Some(1));
-    assert_eq!((count(&setting.database, "scheduled", doc! {}).await, count(&setting.database, "archived", doc! {}).await), (0, 1));
+    assert_eq!((setting.database.count("scheduled", doc! {}).await, setting.database.count("archived", doc! {}).await), (0, 1));
     assert_eq!(not_kept(&setting.store, "generic").await, 1);
     setting.stop().await;
 }
@@ -191,14 +180,14 @@ async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim(
         let deleted = |_| Fleeting { failures: 0 }.as_job();
         setting.store.enqueue_many((0..JOBS).map(deleted).chain((0..others).map(other))).await.unwrap();
         jobs += JOBS + others;
-        wait_until(SOON, "all are done", async || count(&setting.database, "scheduled", doc! {}).await == 0).await;
+        setting.database.until("scheduled", doc! {}, 0, "all are done").await;
         wait_until(SOON, "the fault has struck", async || armed.struck().await > 0).await;
     }
     // The hook follows only if the end was recorded.
     wait_until(SOON, "every success was recorded", async || setting.counts.successes.load(Ordering::SeqCst) == jobs).await;
     assert_eq!(setting.counts.executions.load(Ordering::SeqCst), jobs);
     until_counted(&setting.store, "generic", 5 * JOBS).await;
-    assert_eq!(count(&setting.database, "archived", doc! {}).await, 2 * JOBS);
+    assert_eq!(setting.database.count("archived", doc! {}).await, 2 * JOBS);
     setting.stop().await;
     mongod.stop().await.unwrap();
 }
@@ -247,9 +236,9 @@ async fn a_job_of_which_nothing_is_kept_ends_in_a_transaction_of_the_callers() {
         } else {
             session.abort_transaction().await.unwrap()
         }
-        assert_eq!((count(&database, "scheduled", doc! {}).await, not_kept(&store, "generic").await), (left, 1 - left));
+        assert_eq!((database.count("scheduled", doc! {}).await, not_kept(&store, "generic").await), (left, 1 - left));
     }
-    assert_eq!(count(&database, "archived", doc! {}).await, 0);
+    assert_eq!(database.count("archived", doc! {}).await, 0);
     session.start_transaction().await.unwrap();
     assert_eq!(store.finish_in(&mut session, &end).await.unwrap(), Recorded::ClaimLost);
     session.abort_transaction().await.unwrap();

@@ -109,8 +109,8 @@ fn worker(diary: &Arc<Diary>) -> Worker {
     Worker::new().register::<Step>(diary.clone()).unwrap().register_blocking::<Compute>(diary.clone()).unwrap()
 }
 
-async fn counts(database: &TestDatabase) -> [u64; 2] {
-    let count = async |collection| database.raw(collection).count_documents(doc! {}).await.unwrap();
+pub(super) async fn counts(database: &TestDatabase) -> [u64; 2] {
+    let count = async |collection| database.count(collection, doc! {}).await;
     [count("scheduled").await, count("archived").await]
 }
 

@@ -67,10 +67,6 @@ fn attempts(diary: &Diary) -> usize {
 }
 
 /// Waits for a job in the archive.
-async fn archived(database: &TestDatabase, id: JobId) -> Document {
-    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
-}
-
 /// Waits until a job has ended for the readers of a majority, too.
 async fn result_of<W: Workable>(store: &Store, id: JobId) -> JobResult<W::Output> {
     let ended = async || {
@@ -88,7 +84,7 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
     let store = store(&database).await;
     let job = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().in_group("mail").tag("a").tag("b").urn("urn:x");
     let id = job.enqueue(&store).await.unwrap().id;
-    let archived = archived(&database, id).await;
+    let archived = database.archived(id).await;
     assert_eq!(archived.get_str("result").unwrap(), "hello, Ada");
     assert_eq!(archived.get_str("why").unwrap(), "done");
     assert_eq!(archived.get_str("group").unwrap(), "mail");
@@ -98,7 +94,7 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
     wait_until(SOON, "the hook was called", async || diary.lines().len() == 2).await;
     assert_eq!(diary.lines(), ["attempt 1 last=true after=", "success"]);
     local::stop(processes).await;
-    assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0, "who stops leaves the roster");
+    assert_eq!(database.count("roster", doc! {}).await, 0, "who stops leaves the roster");
 }
 
 #[tokio::test]
@@ -110,7 +106,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     let policy = RetryManyTimes::new(1, Duration::from_millis(50)).unwrap();
     let greet = |fail_until_attempt| Greet { name: "Ada".into(), fail_until_attempt }.as_job().retry(&policy);
     let id = greet(2).enqueue(&store).await.unwrap().id;
-    let done = archived(&database, id).await;
+    let done = database.archived(id).await;
     wait_until(SOON, "the hooks were called", async || diary.lines().len() == 4).await;
     assert_eq!(diary.lines(), ["attempt 1 last=false after=", "failure too-early", "attempt 2 last=true after=too-early", "success"]);
     let executions = done.get_array("executions").unwrap();
@@ -119,7 +115,7 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
     assert_eq!(executions[1].as_document().unwrap(), done.get_document("last_execution").unwrap());
     diary.take();
     let id = greet(9).enqueue(&store).await.unwrap().id;
-    let failed = archived(&database, id).await;
+    let failed = database.archived(id).await;
     assert_eq!(failed.get_str("why").unwrap(), FinishReason::TRIED_TOO_MANY_TIMES.as_str());
     assert!(!failed.get_bool("done").unwrap());
     wait_until(SOON, "the hooks were called", async || diary.lines().len() == 5).await;
@@ -167,7 +163,7 @@ async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
     let store = store(&database).await;
     for (n, class, message) in [(0, "ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")] {
         let id = Compute { n }.as_job().enqueue(&store).await.unwrap().id;
-        let ended = archived(&database, id).await;
+        let ended = database.archived(id).await;
         let execution = ended.get_document("last_execution").unwrap();
         assert_eq!(execution.get_str("class").unwrap(), class);
         assert!(execution.get_str("message").unwrap().contains(message), "{execution}");
@@ -179,7 +175,7 @@ async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
     assert_eq!(store.result_of::<Compute>(waiting.id).await.unwrap(), JobResult::Unfinished);
     assert_eq!(store.result_of::<Compute>(JobId::new()).await.unwrap(), JobResult::Unknown);
     let id = Compute { n: 100 }.as_job().enqueue(&store).await.unwrap().id;
-    assert_eq!(archived(&database, id).await.get_i64("result").unwrap(), 5050);
+    assert_eq!(database.archived(id).await.get_i64("result").unwrap(), 5050);
     assert_eq!(result_of::<Compute>(&store, id).await, JobResult::Done(5050));
     local::stop(processes).await;
 }
@@ -221,10 +217,9 @@ async fn a_job_that_says_nothing_of_its_age_is_as_old_as_its_id() {
         });
         database.raw("scheduled").insert_one(&job).await.unwrap();
     }
-    let ended = archived(&database, old.into()).await;
+    let ended = database.archived(old).await;
     assert_eq!((ended.get_str("why").unwrap(), ended.get_i32("attempts").unwrap()), ("tried-too-many-times", 1), "{ended}");
-    let again = doc! { "_id": young, "attempts": { "$gt": 1 } };
-    wait_until(SOON, "it is retried", async || database.raw("scheduled").count_documents(again.clone()).await.unwrap() == 1).await;
+    database.until("scheduled", doc! { "_id": young, "attempts": { "$gt": 1 } }, 1, "it is retried").await;
     local::stop(processes).await;
 }
 
@@ -238,7 +233,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     let store = store(&database).await;
     let greet = Greet { name: "Ada".into(), fail_until_attempt: 9 };
     let id = greet.as_job().retry(&OnlyOnFriday).enqueue(&store).await.unwrap().id;
-    let ended = archived(&database, id).await;
+    let ended = database.archived(id).await;
     assert_eq!(ended.get_str("why").unwrap(), "not-friday");
     assert_eq!(ended.get_array("executions").unwrap().len(), 3);
     assert_eq!(attempts(&diary), 3);
@@ -246,7 +241,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     unusable.insert("retry_policy", doc! { "class": "RetryManyTimes" });
     let id: JobId = unusable.get_object_id("_id").unwrap().into();
     database.raw("scheduled").insert_one(unusable).await.unwrap();
-    let ended = archived(&database, id).await;
+    let ended = database.archived(id).await;
     assert_eq!(ended.get_str("why").unwrap(), "malformed");
     let message = ended.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned();
     assert!(message.contains("RetryManyTimes") && message.contains("retry_how_many_times"), "{message}");
@@ -260,17 +255,17 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
         waiting.push(greet.as_job().retry_stored(policy).enqueue(&store).await.unwrap().id);
     }
     let known = greet.as_job().enqueue(&store).await.unwrap().id;
-    archived(&database, known).await;
+    database.archived(known).await;
     for id in &waiting {
         let left = doc! { "_id": id, "locked": false, "attempts": 0 };
-        assert_eq!(database.raw("scheduled").count_documents(left).await.unwrap(), 1, "it was left alone");
+        assert_eq!(database.count("scheduled", left).await, 1, "it was left alone");
     }
     worker.stop().await;
     let diary = Arc::new(Diary::default());
     let newer = Worker::new().register::<Greet>(diary.clone()).unwrap().register_policy("OnlyOnSunday", |_, _| Ok(OnlyOnFriday)).unwrap();
     let newer = Local::worker(&database, newer, &[]);
     for (id, why) in waiting.into_iter().zip(["not-friday", "non-retriable-exception"]) {
-        assert_eq!(archived(&database, id).await.get_str("why").unwrap(), why);
+        assert_eq!(database.archived(id).await.get_str("why").unwrap(), why);
     }
     local::stop([newer, recruiter]).await;
 }
@@ -306,7 +301,7 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
     assert!(send().await.unwrap().is_new);
     assert!(!send().await.unwrap().is_new, "it is scheduled");
     let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
-    let first = archived(&database, id).await;
+    let first = database.archived(id).await;
     assert!(!send().await.unwrap().is_new, "it is archived");
     // As if the look into the archive had been lost: inserted again behind our back.
     let mut copy = first.clone();
@@ -361,7 +356,7 @@ async fn code_that_computes_learns_that_its_time_is_over_and_has_failed() {
         // If the test is stalled while it waits, its time is over before it computes.
         while diary.lines().is_empty() {
             let id = Greedy { waits }.as_job().enqueue(&*store(&database).await).await.unwrap().id;
-            let execution = archived(&database, id).await.get_document("last_execution").unwrap().clone();
+            let execution = database.archived(id).await.get_document("last_execution").unwrap().clone();
             assert_eq!(execution.get_str("class").unwrap(), "timeout", "{execution}");
         }
         assert_eq!(diary.take(), ["Some(TimeLimit)"]);
@@ -463,11 +458,9 @@ async fn a_started_job_is_not_entered_while_the_lease_is_over() {
     let worker = Worker::new().register::<Greet>(diary.clone()).unwrap();
     let worker = worker.register_policy("Slow", move |_, _| Ok(Slow(policy.clone()))).unwrap();
     let worker = Local::worker(&database, worker, &["--heartbeat", "250ms", "--lease", "900ms"]);
-    let registered = async || database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1;
-    wait_until(SOON, "the worker is there", registered).await;
+    database.until("roster", doc! { "available": true }, 1, "the worker is there").await;
     let id = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().retry(&Slow(Arc::default())).enqueue(&store).await.unwrap().id;
-    let locked = async || database.raw("scheduled").count_documents(doc! { "_id": id, "locked": true }).await.unwrap() == 1;
-    wait_until(SOON, "it is started", locked).await;
+    database.until("scheduled", doc! { "_id": id, "locked": true }, 1, "it is started").await;
     let fault = FailPoint::new("recruiter-worker-heartbeat", &["findAndModify"]).namespace(database.name(), "roster").error_code(1);
     let armed = fault.arm(database.uri()).await;
     pause(Duration::from_millis(1_500)).await;
@@ -488,7 +481,7 @@ async fn a_started_job_is_not_entered_while_the_lease_is_over() {
     assert!(diary.lines().is_empty(), "{:?}", diary.lines());
     drop(armed);
     for job in [id, refused] {
-        assert_eq!(archived(&database, job).await.get_i32("attempts").unwrap(), 1);
+        assert_eq!(database.archived(job).await.get_i32("attempts").unwrap(), 1);
     }
     assert_eq!(attempts(&diary), 2);
     local::stop([worker, recruiter]).await;
@@ -504,14 +497,14 @@ async fn user_code_that_panics_ends_its_job_alone() {
     let worker = Local::worker(&database, worker, &[]);
     let message = async |job: NewJob| {
         let id = job.enqueue(&store).await.unwrap().id;
-        archived(&database, id).await.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned()
+        database.archived(id).await.get_document("last_execution").unwrap().get_str("message").unwrap().to_owned()
     };
     assert!(message(Explosive { decode: true }.as_job()).await.contains("while it is decoded"));
     assert!(message(Explosive { decode: false }.as_job()).await.contains("its time limit"));
     let greet = |n| Greet { name: "Ada".into(), fail_until_attempt: n }.as_job();
     assert!(message(greet(9).retry(&ExplosivePolicy)).await.contains("while it decides"));
     let id = greet(0).enqueue(&store).await.unwrap().id;
-    assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done", "the worker goes on");
+    assert_eq!(database.archived(id).await.get_str("why").unwrap(), "done", "the worker goes on");
     local::stop([worker, recruiter]).await;
 }
 
@@ -545,12 +538,8 @@ async fn a_worker_whose_own_task_panics_ends_and_leaves_its_jobs_to_the_cleaner(
         let ended = tokio::time::timeout(SOON, Local::worker_over(connect, worker, &["--heartbeat", "500ms"]).ended()).await;
         let error = ended.unwrap_or_else(|_| panic!("{task}: the worker goes on")).expect_err("it has panicked").to_string();
         assert!(error.contains("panicked"), "{error}");
-        assert_eq!(
-            database.raw("roster").count_documents(doc! {}).await.unwrap(),
-            1,
-            "{task}: its document names its jobs for the cleaner"
-        );
-        let held = database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
+        assert_eq!(database.count("roster", doc! {}).await, 1, "{task}: its document names its jobs for the cleaner");
+        let held = database.count("scheduled", doc! { "locked": true }).await;
         assert!(held >= holds, "{task}: nothing was recorded");
         recruiter.stop().await;
     }
@@ -627,7 +616,7 @@ async fn a_stopping_worker_keeps_a_job_whose_thread_still_runs() {
         Local::pair(&database, &[], Worker::new().register_blocking::<Stubborn>(let_go.0.clone()).unwrap(), &["--grace", "100ms"]);
     let again = RetryManyTimes::new(3, Duration::ZERO).unwrap();
     Stubborn {}.as_job().retry(&again).enqueue(&store).await.unwrap();
-    let locked = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap();
+    let locked = async || database.count("scheduled", doc! { "locked": true }).await;
     wait_until(SOON, "it runs", async || locked().await == 1).await;
     worker.stop().await;
     assert_eq!(locked().await, 1, "no other worker may start it");
@@ -689,7 +678,7 @@ async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
     let processes = Local::pair(&database, &[], Worker::new().register::<Fragile>(()).unwrap(), &[]);
     for _ in 0..2 {
         let id = NewJob::of_class(Fragile::CLASS, doc! {}).enqueue(&store).await.unwrap().id;
-        assert_eq!(archived(&database, id).await.get_str("why").unwrap(), "done");
+        assert_eq!(database.archived(id).await.get_str("why").unwrap(), "done");
     }
     local::stop(processes).await;
 }
@@ -723,7 +712,7 @@ async fn a_workable_knows_the_labels_of_its_job_and_can_enqueue() {
     let (database, store) = prepared().await;
     let processes = Local::pair(&database, &[], Worker::new().register::<Chain>(()).unwrap(), &[]);
     let first = Chain { left: 1 }.as_job().tag("a").tag("b").urn("urn:x").enqueue(&store).await.unwrap().id;
-    assert_eq!(archived(&database, first).await.get_str("result").unwrap(), r#"["a", "b"] Some("urn:x")"#);
+    assert_eq!(database.archived(first).await.get_str("result").unwrap(), r#"["a", "b"] Some("urn:x")"#);
     let ended = async || database.raw("archived").find_one(doc! { "_id": { "$ne": first } }).await.unwrap();
     let next = wait_for(SOON, "the next one is archived", ended).await;
     assert_eq!(next.get_str("result").unwrap(), r#"["a", "b"] None"#);

@@ -94,7 +94,7 @@ fn has_label(error: &EnqueueError, label: &str) -> bool {
 
 /// How many orders and jobs there are.
 async fn count(database: &TestDatabase) -> (u64, u64) {
-    let count = async |collection| database.raw(collection).count_documents(doc! {}).await.unwrap();
+    let count = async |collection| database.count(collection, doc! {}).await;
     (count("orders").await, count("scheduled").await)
 }
 
@@ -224,7 +224,7 @@ async fn a_job_with_an_id_is_enqueued_once_also_in_transactions() {
     let enqueued = store.enqueue_many_in(&mut session, [job(waiting), job(archived), job(new), unnamed]).await.unwrap();
     session.commit_transaction().await.unwrap();
     assert_eq!(enqueued.iter().map(|one| one.is_new).collect::<Vec<_>>(), [false, false, true, true]);
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 3);
+    assert_eq!(database.count("scheduled", doc! {}).await, 3);
 }
 
 #[tokio::test]

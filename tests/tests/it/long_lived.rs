@@ -304,21 +304,15 @@ impl Setting {
         NewJob::of_class(class, parameters).retry(&again(1)).enqueue(&self.store).await.unwrap().id
     }
 
-    async fn archived(&self, job: JobId) -> Document {
-        wait_for(SOON, "it is archived", async || self.database.raw("archived").find_one(doc! { "_id": job }).await.unwrap()).await
-    }
-
     async fn run(&self, class: &str, parameters: Document) -> Document {
-        self.archived(self.enqueue(class, parameters).await).await
+        self.database.archived(self.enqueue(class, parameters).await).await
     }
 
     /// Waits until the job reports that it runs, and cancels it.
     async fn cancel(&self, job: JobId) -> Document {
-        let runs = doc! { "_id": job, "progress.percent": 50.0 };
-        let runs = async || self.database.raw("scheduled").count_documents(runs.clone()).await.unwrap() == 1;
-        wait_until(SOON, "it runs", runs).await;
+        self.database.until("scheduled", doc! { "_id": job, "progress.percent": 50.0 }, 1, "it runs").await;
         let cancelled = Process::on(&self.database, "recruiter", &["jobs", "cancel", "--yes", &job.to_string()]);
-        let ended = self.archived(job).await;
+        let ended = self.database.archived(job).await;
         drop(cancelled);
         ended
     }
@@ -480,14 +474,13 @@ async fn a_few_processes_run_many_jobs_of_many_classes() {
     let jobs = (0..50).map(|n| NewJob::of_class("echo", doc! { "n": n }));
     setting.store.enqueue_many(jobs).await.unwrap();
     let bundle = NewJob::bundle_of_class("echo", (0..20).map(|n| doc! { "n": n })).enqueue(&setting.store).await.unwrap().id;
-    let of_class = async || setting.database.raw("archived").count_documents(doc! {}).await.unwrap() == 51;
-    wait_until(SOON, "all are done", of_class).await;
+    setting.database.until("archived", doc! {}, 51, "all are done").await;
     let done: Vec<Document> =
         setting.database.raw("archived").find(doc! { "_id": { "$ne": bundle } }).await.unwrap().try_collect().await.unwrap();
     assert!(done.iter().all(|job| job.get_str("why").unwrap() == "done" && number(job, "attempts") == 1));
     let pids: BTreeSet<u32> = done.iter().map(pid).collect();
     assert!((4..=6).contains(&pids.len()), "{pids:?}: 15 jobs for each process");
-    let bundle = setting.archived(bundle).await;
+    let bundle = setting.database.archived(bundle).await;
     let outcomes = bundle.get_array("item_outcomes").unwrap();
     assert!(outcomes.iter().all(|outcome| outcome.as_document().unwrap().get_bool("done").unwrap()), "{bundle}");
     // The first may have been the last job of its process.
@@ -541,7 +534,7 @@ async fn a_process_that_breaks_the_protocol_fails_its_job_only() {
     let mut patient = worker("10m");
     let run = async |what: &str| {
         let job = NewJob::of_class("raw", doc! { "do": what }).enqueue(&setting.store).await.unwrap().id;
-        setting.archived(job).await
+        setting.database.archived(job).await
     };
     let fails = async |what: &str, class: &str, message: &str| {
         let ended = run(what).await;
@@ -580,7 +573,7 @@ async fn a_process_that_has_ended_leaves_no_descendants() {
     let mut worker = setting.worker("python3", RAW, "raw.py", &["raw"], "", &[]);
     let run = async |what: &str| {
         let job = NewJob::of_class("raw", doc! { "do": what, "daemon": true }).enqueue(&setting.store).await.unwrap().id;
-        setting.archived(job).await
+        setting.database.archived(job).await
     };
     let until_gone = async |what: &str, daemon: u32| wait_until(SOON, what, async || !is_alive(daemon)).await;
     for what in ["orphan", "crash", "garbage", "close"] {

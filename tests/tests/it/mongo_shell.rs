@@ -43,10 +43,7 @@ fn check(document: &Value, fields: &[(&str, &str)]) {
 async fn the_session_of_the_recruiter_document_reads_the_same() {
     let database = TestDatabase::new().await;
     let system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "2"], ..Setup::default() });
-    wait_until(SOON, "the worker is there", async || {
-        database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 1
-    })
-    .await;
+    database.until("roster", doc! { "available": true }, 1, "the worker is there").await;
 
     // "Every worker registers itself as available to work when it's born"
     let worker = ask(&database, "db.roster.findOne()");
@@ -78,7 +75,7 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
 
     // "This is how it looks a locked job", and a worker assigned to it
     let sleep = |ms: i64| NewJob::of_class("sleep", doc! { "ms": ms });
-    let count = async |collection: &str, filter| database.raw(collection).count_documents(filter).await.unwrap();
+    let count = async |collection: &str, filter| database.count(collection, filter).await;
     let running = ids(store.enqueue_many([sleep(600_000), sleep(600_000)]).await.unwrap());
     wait_until(SOON, "both run", async || {
         let reported = count("roster", doc! { "available": false, "working_on": { "$size": 2 } }).await == 1;

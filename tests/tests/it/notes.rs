@@ -14,17 +14,13 @@ use recruiter_tests::{
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System},
-    wait::{SOON, wait_for, wait_until},
+    wait::{SOON, wait_until},
 };
 use recruiter_worker::{CheckpointError, Context, Executable, JobProgress, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 async fn scheduled(database: &TestDatabase, job: JobId) -> Option<Document> {
     database.raw("scheduled").find_one(doc! { "_id": job }).await.unwrap()
-}
-
-async fn archived(database: &TestDatabase, job: JobId) -> Document {
-    wait_for(SOON, "it is archived", async || database.raw("archived").find_one(doc! { "_id": job }).await.unwrap()).await
 }
 
 fn lines(job: &Document) -> Vec<String> {
@@ -134,7 +130,7 @@ impl Setting {
     }
 
     async fn run(&self, how: How) -> Document {
-        archived(&self.database, self.enqueue(how).await).await
+        self.database.archived(self.enqueue(how).await).await
     }
 
     async fn stop(self) {
@@ -163,7 +159,7 @@ async fn after_a_kill_the_next_attempt_continues_at_the_checkpoint() {
     let sooner = doc! { "$set": { "workable.parameters.to": to } };
     database.raw("scheduled").update_one(doc! { "_id": job }, sooner).await.unwrap();
     system.workers.push(Process::on(&database, "recruiter-worker", &["--builtins"]));
-    let done = archived(&database, job).await;
+    let done = database.archived(job).await;
     let result = done.get_document("result").unwrap();
     assert_eq!((done.get_str("why").unwrap(), number(result, "from"), number(result, "to")), ("done", saved, to), "{done}");
     assert_eq!(lines(&done), ["attempt 1 begins at 0".to_owned(), format!("attempt 2 begins at {saved}")]);
@@ -209,7 +205,7 @@ async fn thousands_of_notes_are_a_few_writes_and_none_are_none() {
     assert_eq!(lines(&done).last(), Some(&format!("call {}", calls - 1)), "the end has the newest");
     assert_eq!(lines(&done).len(), 100);
     let writes = doc! { "op": "update", "command.u.$set.progress": { "$exists": true } };
-    let writes = setting.database.raw("system.profile").count_documents(writes).await.unwrap();
+    let writes = setting.database.count("system.profile", writes).await;
     let execution = done.get_document("last_execution").unwrap();
     let at = |field: &str| execution.get_datetime(field).unwrap().to_chrono();
     let took = (at("ended_at") - at("started_at")).num_seconds();

@@ -26,7 +26,7 @@ use recruiter_tests::{
 };
 use serde_json::{Value, json};
 
-use super::cli::{Said, count, only, recruiter, spawn};
+use super::cli::{Said, recruiter, spawn};
 
 /// A finished job that ended so many seconds ago.
 fn archived(class: &str, why: &str, seconds_ago: i64) -> Document {
@@ -118,7 +118,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
     check(&["retry", "--all", "--yes", "--state", "running"], 2, "a running job cannot be retried");
     check(&["cancel", "--all", "--yes", "--state", "archived"], 2, "an archived job cannot be cancelled");
     check(&["delete", "--all", "--yes", "--state", "scheduled"], 2, "only archived jobs are deleted");
-    assert_eq!(count(&database, "archived", doc! { "retried_as": null }).await, 1);
+    assert_eq!(database.count("archived", doc! { "retried_as": null }).await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -151,24 +151,24 @@ async fn a_failed_job_is_retried_with_new_content() {
     let refused = recruiter(&database, &["jobs", "retry", &waiting, "--set", set]);
     assert!(refused.code == 1 && refused.err.contains("only finished jobs are retried with new content"), "{}", refused.err);
     let dry = summary(&retry(&["--class", "mail", "--set", set, "--dry-run"]));
-    assert!(dry["outcomes"]["enqueued-again"] == 1 && count(&database, "scheduled", doc! {}).await == 1, "{dry}");
+    assert!(dry["outcomes"]["enqueued-again"] == 1 && database.count("scheduled", doc! {}).await == 1, "{dry}");
 
     let mine = r#"{"class": "Mine"}"#;
     let changes = ["--set", set, "--to-group", "slow", "--priority", "9", "--retry-policy", mine, "--custom-policy"];
     assert_eq!(summary(&retry(&[&["--class", "mail"], &changes[..]].concat()))["outcomes"], json!({ "enqueued-again": 1 }));
     let id = |hex: &str| ObjectId::parse_str(hex).unwrap();
-    let new = only(&database, "scheduled", doc! { "recovered_from": id(&old[0]) }).await;
+    let new = database.only("scheduled", doc! { "recovered_from": id(&old[0]) }).await;
     let parameters = new.get_document("workable").unwrap().get_document("parameters").unwrap();
     assert_eq!(*parameters, doc! { "to": "b", "mail": { "subject": "s" } });
     assert_eq!((new.get_str("group").unwrap(), new.get_str("gate").unwrap()), ("slow", "customer:17,printer"));
     assert_eq!(Priority::new(9).map(Bson::from).as_ref(), new.get("priority"));
     assert_eq!(new.get_document("retry_policy").unwrap().get_str("class").unwrap(), "Mine");
-    let old_job = only(&database, "archived", doc! { "_id": id(&old[0]) }).await;
+    let old_job = database.only("archived", doc! { "_id": id(&old[0]) }).await;
     assert_eq!(old_job.get("retried_as"), new.get("_id"));
     assert_eq!(old_job.get_document("workable").unwrap().get_document("parameters").unwrap().get_str("to").unwrap(), "a", "history stays");
     assert_eq!(summary(&retry(&["--class", "mail", "--set", set]))["outcomes"], json!({ "retried-before": 1 }));
     assert_eq!(summary(&retry(&["--class", "bundle", "--set", r#"{"m": 3}"#]))["outcomes"], json!({ "enqueued-again": 1 }));
-    let new = only(&database, "scheduled", doc! { "recovered_from": id(&old[1]) }).await;
+    let new = database.only("scheduled", doc! { "recovered_from": id(&old[1]) }).await;
     assert_eq!(new.get_document("workable").unwrap().get_array("items").unwrap(), &[Bson::from(doc! { "n": 2, "m": 3 })]);
 }
 
@@ -193,7 +193,7 @@ async fn exported_jobs_are_enqueued_again() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &said.out).unwrap();
     assert_eq!(recruiter(&database, &["enqueue", "--from", file.path().to_str().unwrap()]).code, 0);
-    let new = only(&database, "scheduled", doc! { "workable.class": "mail" }).await;
+    let new = database.only("scheduled", doc! { "workable.class": "mail" }).await;
     let parameters = |job: &Document| job.get_document("workable").unwrap().get_document("parameters").unwrap().clone();
     assert_eq!(parameters(&new), parameters(&failed));
     assert_eq!((new.get("tags"), new.get("gate"), new.get("attempts")), (failed.get("tags"), failed.get("gate"), Some(&0.into())));
@@ -296,7 +296,7 @@ async fn what_failed_is_retried_once_however_often_it_is_said() {
         said.err
     );
     each_was_retried_once(&database, doc! { "workable.class": "mail", "why": "gave-up", "retried_as": { "$exists": true } }).await;
-    assert_eq!(count(&database, "archived", doc! { "retried_as": { "$exists": true } }).await, 1_198);
+    assert_eq!(database.count("archived", doc! { "retried_as": { "$exists": true } }).await, 1_198);
 
     // Said again it does the rest.
     let said = recruiter(&database, &["jobs", "retry", "--all", "--yes", "--json"]).said_anyhow();
@@ -304,13 +304,13 @@ async fn what_failed_is_retried_once_however_often_it_is_said() {
     assert_eq!(retries(&database).await.len(), 1_498);
 
     // By its id, too, unless `--again` is given.
-    let old = only(&database, "archived", doc! { "_id": retries(&database).await[0] }).await;
+    let old = database.only("archived", doc! { "_id": retries(&database).await[0] }).await;
     let (old_id, first) = (old.get_object_id("_id").unwrap(), old.get_object_id("retried_as").unwrap().to_hex());
     let said = recruiter(&database, &["jobs", "retry", &old_id.to_hex()]);
     assert!(said.code == 1 && said.err.contains(&format!("it was retried before, as {first}; --again")), "{}", said.err);
     assert!(recruiter(&database, &["jobs", "show", &old_id.to_hex()]).out.contains(&format!("retried as   {first}")));
     let again = recruiter(&database, &["jobs", "retry", "--again", "--json", &old_id.to_hex()]).objects()[0]["new_id"].clone();
-    let old = only(&database, "archived", doc! { "_id": old_id }).await;
+    let old = database.only("archived", doc! { "_id": old_id }).await;
     assert_eq!(json!(old.get_object_id("retried_as").unwrap().to_hex()), again);
     let shown = recruiter(&database, &["jobs", "show", again.as_str().unwrap()]).out;
     assert!(shown.contains(&format!("retry of     {old_id}\n")), "{shown}");
@@ -346,18 +346,17 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     let cancel = |more: &[&str]| recruiter(&database, &[&["jobs", "cancel", "--class", "nosuch", "--json"], more].concat());
     assert_eq!(summary(&cancel(&["--dry-run"]))["outcomes"], json!({ "asked": 5, "cancelled": 696 }));
     assert_eq!(summary(&cancel(&["--yes", "--state", "scheduled"]))["outcomes"], json!({ "cancelled": 696 }));
-    assert_eq!(count(&database, "scheduled", doc! { "cancel_requested_at": { "$exists": true } }).await, 0);
+    assert_eq!(database.count("scheduled", doc! { "cancel_requested_at": { "$exists": true } }).await, 0);
     assert_eq!(summary(&cancel(&["--yes"]))["outcomes"], json!({ "asked": 5 }));
     assert_eq!(
-        count(&database, "scheduled", doc! { "workable.class": "nosuch", "locked": true, "cancel_requested_at": { "$exists": true } })
-            .await,
+        database.count("scheduled", doc! { "workable.class": "nosuch", "locked": true, "cancel_requested_at": { "$exists": true } }).await,
         5
     );
-    assert_eq!(count(&database, "archived", doc! { "why": "cancelled", "workable.class": "nosuch" }).await, 696);
+    assert_eq!(database.count("archived", doc! { "why": "cancelled", "workable.class": "nosuch" }).await, 696);
 
     let said = recruiter(&database, &["jobs", "retry", "--group", "h", "--state", "scheduled", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (0, "1 due now\n"));
-    assert_eq!(count(&database, "scheduled", doc! { "group": "h", "scheduled_at": { "$lte": bson::DateTime::now() } }).await, 1);
+    assert_eq!(database.count("scheduled", doc! { "group": "h", "scheduled_at": { "$lte": bson::DateTime::now() } }).await, 1);
 
     // More than one step of a walk looks at, by id and by date, many of them of the same millisecond.
     let then = archived("old", "done", 7_200).get_document("last_execution").unwrap().clone();
@@ -375,13 +374,13 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     assert_eq!((said.code, said.out.as_str()), (0, "11000 deleted\n"));
     let said = recruiter(&database, &["jobs", "delete", "--class", "new", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (0, "500 deleted\n"));
-    assert_eq!(count(&database, "archived", doc! {}).await, 696);
+    assert_eq!(database.count("archived", doc! {}).await, 696);
     assert_eq!(recruiter(&database, &["jobs", "delete", "--until", "1h", "--yes"]).out, "no matching job can be deleted\n");
     // One that is not finished is never deleted.
-    let good = only(&database, "scheduled", doc! { "group": "h" }).await.get_object_id("_id").unwrap().to_hex();
+    let good = database.only("scheduled", doc! { "group": "h" }).await.get_object_id("_id").unwrap().to_hex();
     let said = recruiter(&database, &["jobs", "delete", &good]);
     assert!(said.code == 1 && said.err.contains("only archived jobs are deleted"), "{}", said.err);
-    assert_eq!(count(&database, "scheduled", doc! { "group": "h" }).await, 1);
+    assert_eq!(database.count("scheduled", doc! { "group": "h" }).await, 1);
 }
 
 /// The output of a command on a terminal, where this is typed after the question.
@@ -441,7 +440,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
     let database = TestDatabase::on(&mongo.uri()).await;
     let _store = store(&database).await;
     insert(&database, "archived", (0..4_000).map(|_| archived("a", "gave-up", 10)).collect()).await;
-    let retried = async || count(&database, "archived", doc! { "retried_as": { "$exists": true } }).await;
+    let retried = async || database.count("archived", doc! { "retried_as": { "$exists": true } }).await;
     let retry = ["jobs", "retry", "--all", "--yes"];
     // So slow that both signals arrive in the middle.
     let slow = FailPoint::new("recruiter jobs", &["commitTransaction"]).block(Duration::from_secs(2));
@@ -560,7 +559,7 @@ async fn it_is_said_who_leads_and_what_nobody_takes() {
     let setup = Setup { recruiter: &["--lease", "10m"], worker: &["--builtins", "--work-on", "g", "--lease", "10m"], ..Setup::default() };
     let system = System::start(&database, setup);
     wait_until(SOON, "a recruiter leads", async || store.observe_lease().await.unwrap().is_some()).await;
-    wait_until(SOON, "a worker is available", async || count(&database, "roster", doc! { "available": true }).await == 1).await;
+    database.until("roster", doc! { "available": true }, 1, "a worker is available").await;
     says(&["stats"], "leader: ");
     says(&["stats"], "jobs cannot start: no running worker has the class `nosuch`; start one that does\n");
     says(&["stats"], "jobs cannot start: no running worker that has the class `noop` works on the group `generic`; start one that does\n");

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
-use bson::{Document, doc};
+use bson::doc;
 use recruiter_common::{
     NewJob, RetryManyTimes, Workable,
     enqueue::EnqueueError,
@@ -27,6 +27,8 @@ use recruiter_worker::{
     WorkerError,
 };
 use serde::{Deserialize, Serialize};
+
+use super::kit::counts;
 
 /// Its first attempts fail, and its first takes some time, or until the diary has the line `go`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -105,20 +107,6 @@ async fn optimistic(store: &Store, diary: &Arc<Diary>) -> Optimistic {
     worker(diary).optimistic(store, config()).await.unwrap()
 }
 
-async fn only(database: &TestDatabase, collection: &str) -> Document {
-    assert_eq!(database.raw(collection).count_documents(doc! {}).await.unwrap(), 1, "{collection}");
-    database.raw(collection).find_one(doc! {}).await.unwrap().unwrap()
-}
-
-async fn archived(database: &TestDatabase, id: JobId) -> Option<Document> {
-    database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()
-}
-
-async fn counts(database: &TestDatabase) -> [u64; 2] {
-    let count = async |collection| database.raw(collection).count_documents(doc! {}).await.unwrap();
-    [count("scheduled").await, count("archived").await]
-}
-
 async fn is_queued(here: &Optimistic, job: NewJob) -> bool {
     matches!(here.execute(job).await.unwrap(), Attempted::Queued(queued) if queued.is_new)
 }
@@ -132,7 +120,7 @@ async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
     let attempted = here.execute(errand("a").as_job()).await.unwrap();
     let Attempted::Here { id, ran } = attempted else { panic!("{attempted:?}") };
     assert_eq!((ran.result::<String>().as_deref(), diary.lines()), (Some("A"), vec!["a 1".into()]));
-    let done = only(&database, "archived").await;
+    let done = database.only("archived", doc! {}).await;
     assert_eq!((done.get_str("why").unwrap(), done.get_str("result").unwrap()), ("done", "A"));
     assert_eq!((done.get_i32("attempts").unwrap(), done.get("_id")), (1, Some(&id.into())));
     let execution = done.get_document("last_execution").unwrap();
@@ -142,7 +130,7 @@ async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
     let gave_up = here.execute(errand("gives up").as_job().retry(&RetryManyTimes::new(2, SOON).unwrap())).await.unwrap();
     let Attempted::Here { id, ran: Ran::Archived { why, failure } } = gave_up else { panic!("{gave_up:?}") };
     assert!(why == FinishReason::GAVE_UP && failure.class == "Hopeless");
-    let dead = archived(&database, id).await.unwrap();
+    let dead = database.only("archived", doc! { "_id": id }).await;
     assert_eq!((dead.get_str("why").unwrap(), dead.get_i32("attempts").unwrap()), ("gave-up", 1));
     assert_eq!(dead.get_document("last_execution").unwrap().get_str("class").unwrap(), "Hopeless");
     // After the record.
@@ -153,9 +141,9 @@ async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
     let committed = here.execute(errand("commits").as_job()).await.unwrap();
     assert!(matches!(&committed, Attempted::Here { ran, .. } if ran.result::<String>().as_deref() == Some("committed")), "{committed:?}");
     assert_eq!(counts(&database).await, [2, 4], "the continuation, and the job of the transaction");
-    assert_eq!(database.raw("roster").count_documents(doc! { "available": false }).await.unwrap(), 1);
+    assert_eq!(database.count("roster", doc! { "available": false }).await, 1);
     here.stop().await.unwrap();
-    assert_eq!(database.raw("roster").count_documents(doc! {}).await.unwrap(), 0);
+    assert_eq!(database.count("roster", doc! {}).await, 0);
 }
 
 #[tokio::test]
@@ -168,15 +156,14 @@ async fn after_a_failure_the_policy_decides_and_workers_run_the_next_attempt() {
     let attempted = here.execute(job).await.unwrap();
     let Attempted::Here { id, ran: Ran::Again { counts: true, failure, .. } } = attempted else { panic!("{attempted:?}") };
     assert_eq!(failure.class, "too-early");
-    wait_until(SOON, "a worker has done it", async || archived(&database, id).await.is_some()).await;
+    let done = database.archived(id).await;
     assert_eq!((diary.lines(), elsewhere.lines()), (vec!["a 1".to_owned()], vec!["a 2".to_owned()]));
-    let done = archived(&database, id).await.unwrap();
     assert_eq!((done.get_i32("attempts").unwrap(), done.get_array("executions").unwrap().len()), (2, 2));
 
     let last = here.execute(Errand { fails: 1, ..errand("b") }.as_job()).await.unwrap();
     let Attempted::Here { id, ran: Ran::Archived { failure, .. } } = last else { panic!("{last:?}") };
     assert_eq!(failure.class, "too-early");
-    assert_eq!(archived(&database, id).await.unwrap().get_i32("attempts").unwrap(), 1);
+    assert_eq!(database.only("archived", doc! { "_id": id }).await.get_i32("attempts").unwrap(), 1);
     here.stop().await.unwrap();
     local::stop(processes).await;
 }
@@ -212,14 +199,14 @@ async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
     wait_until(SOON, "the class is paused", async || is_queued(&here, job()).await).await;
     store.pauses().resume(&Paused::Class("Errand".into())).await.unwrap();
     wait_until(SOON, "the class is resumed", async || !is_queued(&here, job()).await).await;
-    let roster = only(&database, "roster").await;
+    let roster = database.only("roster", doc! {}).await;
     store.ask_worker(roster.get_object_id("_id").unwrap().into(), Wanted::Quiet, "test").await.unwrap();
     wait_until(SOON, "the process is quiet", async || is_queued(&here, job()).await).await;
     // A job that is not executed here is due at once.
     let due = doc! { "scheduled_at": { "$lte": bson::DateTime::from_chrono(store.now()) } };
     let later = doc! { "_id": { "$ne": id }, "scheduled_at": { "$gt": bson::DateTime::from_chrono(store.now()) } };
-    assert!(database.raw("scheduled").count_documents(due).await.unwrap() >= count);
-    assert_eq!(database.raw("scheduled").count_documents(later).await.unwrap(), 0);
+    assert!(database.count("scheduled", due).await >= count);
+    assert_eq!(database.count("scheduled", later).await, 0);
     here.stop().await.unwrap();
 }
 
@@ -282,7 +269,7 @@ async fn nothing_else_runs_the_job_of_a_process_that_lives() {
     let ran = here.execute(Errand { ms: 12_000, ..errand("long") }.as_job().retry(&RetryManyTimes::new(3, SOON).unwrap())).await.unwrap();
     assert!(matches!(&ran, Attempted::Here { ran: Ran::Done { .. }, .. }), "{ran:?}");
     assert_eq!((diary.lines(), elsewhere.lines()), (vec!["long 1".to_owned()], Vec::new()));
-    assert_eq!(only(&database, "archived").await.get_i32("attempts").unwrap(), 1);
+    assert_eq!(database.only("archived", doc! {}).await.get_i32("attempts").unwrap(), 1);
     here.stop().await.unwrap();
     local::stop(processes).await;
     drop(cleaner);
@@ -314,11 +301,11 @@ async fn the_job_of_a_process_that_dies_is_rescued_once() {
     assert_eq!(shortened.matched_count, 1);
     let cleaner = cleaner(&database, "1500ms");
     wait_until(SOON, "both are archived", async || counts(&database).await == [0, 2]).await;
-    let (again, never) = (archived(&database, again).await.unwrap(), archived(&database, never).await.unwrap());
+    let (again, never) = (database.only("archived", doc! { "_id": again }).await, database.only("archived", doc! { "_id": never }).await);
     assert_eq!((again.get_str("why").unwrap(), again.get_i32("attempts").unwrap()), ("done", 2));
     assert_eq!((never.get_str("why").unwrap(), never.get_i32("attempts").unwrap()), ("worker-died", 1));
     assert_eq!((diary.lines().len(), elsewhere.lines()), (2, vec!["again 2".to_owned()]));
-    wait_until(SOON, "the roster has the worker alone", async || database.raw("roster").count_documents(doc! {}).await.unwrap() == 1).await;
+    database.until("roster", doc! {}, 1, "the roster has the worker alone").await;
     local::stop(processes).await;
     drop(cleaner);
 }
@@ -361,8 +348,7 @@ async fn a_job_that_cannot_be_enqueued_is_not_executed() {
         let _armed = update.arm(database.uri()).await;
         let ran = here.execute(errand("b").as_job()).await.unwrap();
         if matches!(&ran, Attempted::Queued(_)) {
-            let free = doc! { "locked": false };
-            wait_until(SOON, "it is released", async || database.raw("scheduled").count_documents(free.clone()).await.unwrap() == 1).await;
+            database.until("scheduled", doc! { "locked": false }, 1, "it is released").await;
             // It still has the date for which it was kept from the workers.
             Drain::new(&worker(&diary), &store).ahead(SOON).run().await.unwrap();
         } else {
@@ -390,7 +376,7 @@ async fn a_job_that_runs_here_can_be_cancelled() {
         matches!(&attempted, Attempted::Here { ran: Ran::Archived { why, .. }, .. } if *why == FinishReason::CANCELLED),
         "{attempted:?}"
     );
-    assert_eq!(only(&database, "archived").await.get_str("why").unwrap(), "cancelled");
+    assert_eq!(database.only("archived", doc! {}).await.get_str("why").unwrap(), "cancelled");
     here.stop().await.unwrap();
 }
 
@@ -406,7 +392,7 @@ async fn a_process_that_was_declared_dead_records_nothing_and_returns() {
     });
     assert!(matches!(attempted.unwrap(), Attempted::NotRecorded { .. }));
     assert_eq!(diary.lines(), ["a 1", "cancelled"]);
-    let held = only(&database, "scheduled").await;
+    let held = database.only("scheduled", doc! {}).await;
     assert!(held.get_bool("locked").unwrap() && held.get_document("last_execution").unwrap().get("ended_at").is_none());
     wait_until(SOON, "it has returned", async || !is_queued(&here, errand("b").as_job()).await).await;
     here.stop().await.unwrap();

@@ -156,8 +156,7 @@ async fn large_jobs_are_started_in_all_free_slots_at_once() {
     let large = |_| NewJob::of_class("sleep", doc! { "ms": 600_000, "padding": &padding });
     store.enqueue_many((0..10).map(large)).await.unwrap();
     let processes = Local::pair(&database, &[], Worker::new().register_builtins().unwrap(), &["--concurrency", "10", "--grace", "100ms"]);
-    let running = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 10;
-    wait_until(SOON, "all slots are in use", running).await;
-    assert_eq!(database.raw("signals").count_documents(doc! { "kind": { "$in": ["not_started", "returned"] } }).await.unwrap(), 0);
+    database.until("scheduled", doc! { "locked": true }, 10, "all slots are in use").await;
+    assert_eq!(database.count("signals", doc! { "kind": { "$in": ["not_started", "returned"] } }).await, 0);
     local::stop(processes).await;
 }

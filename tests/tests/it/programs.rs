@@ -23,19 +23,15 @@ use recruiter_tests::{
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, binary},
-    wait::{SOON, wait_for, wait_until},
+    wait::{SOON, wait_until},
 };
-
-async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
-    database.raw(collection).count_documents(filter).await.unwrap()
-}
 
 async fn archived(database: &TestDatabase) -> Vec<Document> {
     database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap()
 }
 
 async fn until_archived(database: &TestDatabase, jobs: u64) -> Vec<Document> {
-    wait_until(SOON, "all is archived", async || count(database, "archived", doc! {}).await == jobs).await;
+    database.until("archived", doc! {}, jobs, "all is archived").await;
     archived(database).await
 }
 
@@ -126,8 +122,7 @@ async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
     let of_class = |class: &str| most.iter().filter(|((of, _), _)| of == class).map(|(_, most)| *most).collect::<Vec<_>>();
     assert_eq!(of_class("convert"), [2, 2], "in each of two processes");
     assert_eq!(beside, 4, "others run in the other slots");
-    let unused = doc! { "available": true, "class_slots.0.free": 2 };
-    wait_until(SOON, "both offer the slots of the class again", async || count(&database, "roster", unused.clone()).await == 2).await;
+    database.until("roster", doc! { "available": true, "class_slots.0.free": 2 }, 2, "both offer the slots of the class again").await;
 }
 
 /// Jobs that were assigned by a recruiter that did not know of the limit, or by hand.
@@ -147,12 +142,12 @@ async fn a_worker_starts_no_job_beyond_the_limit_of_its_class() {
     assert_eq!(store.assign_if_available(LeaseTerm(0), round, &[planned]).await.unwrap(), [id.into()]);
     store.publish(&Hint::Assigned { round, assignments: vec![assignment] }).await.unwrap();
     let are_started = async || {
-        let offers_none = count(&database, "roster", doc! { "class_slots.0.free": 0 }).await == 1;
-        offers_none && count(&database, "scheduled", doc! { "locked": true }).await >= 2
+        let offers_none = database.count("roster", doc! { "class_slots.0.free": 0 }).await == 1;
+        offers_none && database.count("scheduled", doc! { "locked": true }).await >= 2
     };
     wait_until(SOON, "jobs are started", are_started).await;
     pause(Duration::from_millis(500)).await;
-    assert_eq!(count(&database, "scheduled", doc! { "locked": true }).await, 2);
+    assert_eq!(database.count("scheduled", doc! { "locked": true }).await, 2);
     let offer = database.raw("roster").find_one(doc! {}).await.unwrap().unwrap();
     let of_class = offer.get_array("class_slots").unwrap()[0].as_document().unwrap();
     assert_eq!((number(&offer, "free"), of_class.get_str("class").unwrap(), number(of_class, "free")), (4, "convert", 0), "{offer}");
@@ -270,7 +265,7 @@ async fn a_program_that_the_machine_cannot_start_costs_its_job_nothing() {
     limit_files(&worker, open);
     enqueue(&database, "fast", 20).await;
     let released = doc! { "interruptions": { "$gte": 1 }, "locked": false, "last_execution": null, "executions": null };
-    wait_until(SOON, "jobs are released as they were", async || count(&database, "scheduled", released.clone()).await > 0).await;
+    wait_until(SOON, "jobs are released as they were", async || database.count("scheduled", released.clone()).await > 0).await;
     assert!(archived(&database).await.is_empty(), "nothing was done, nothing has failed");
     limit_files(&worker, 1_000);
     for job in until_archived(&database, 20).await {
@@ -326,8 +321,7 @@ impl Signalled {
 
     /// The error class of its last execution, once it is archived.
     async fn ended(&self, database: &TestDatabase) -> String {
-        let job =
-            wait_for(SOON, "it is archived", async || database.raw("archived").find_one(doc! { "_id": self.id }).await.unwrap()).await;
+        let job = database.archived(self.id).await;
         job.get_document("last_execution").unwrap().get_str("class").unwrap().to_owned()
     }
 }

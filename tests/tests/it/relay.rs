@@ -21,7 +21,7 @@ use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     processes::{Process, is_alive},
-    wait::{SOON, best_of_three, wait_for, wait_until},
+    wait::{SOON, best_of_three, wait_until},
 };
 use sha2::Sha256;
 use tempfile::TempDir;
@@ -96,8 +96,7 @@ impl Setting {
     }
 
     async fn archived(&self, job: JobId) -> String {
-        let find = async || self.database.raw("archived").find_one(doc! { "_id": job }).await.unwrap();
-        wait_for(SOON, "the job is archived", find).await.get_str("why").unwrap().to_owned()
+        self.database.archived(job).await.get_str("why").unwrap().to_owned()
     }
 
     /// Does a few jobs, one after the other.
@@ -115,7 +114,7 @@ impl Setting {
 
     /// Does jobs until those of a round have left no hint in MongoDB.
     async fn until_hints_go_past_the_database(&self, group: &str) {
-        let hints = async || self.database.raw("signals").count_documents(doc! {}).await.unwrap();
+        let hints = async || self.database.count("signals", doc! {}).await;
         let enqueued_unseen = async || {
             let before = hints().await;
             self.does_jobs(group).await;
@@ -178,9 +177,7 @@ async fn a_connected_worker_gets_jobs_and_cancellations_without_tailing_and_othe
     setting.until_tails(1).await;
     for group in ["near", "far"] {
         let job = setting.enqueue("sleep", doc! { "ms": 600_000 }, group).await;
-        let is_running =
-            async || setting.database.raw("scheduled").count_documents(doc! { "_id": job, "locked": true }).await.unwrap() == 1;
-        wait_until(SOON, "the job runs", is_running).await;
+        setting.database.until("scheduled", doc! { "_id": job, "locked": true }, 1, "the job runs").await;
         let mut cancel = Process::on(&setting.database, "recruiter", &["jobs", "cancel", "--yes", &job.to_string()]);
         assert!(cancel.wait_exit(SOON).await.success(), "{}", cancel.stderr());
         assert_eq!(setting.archived(job).await, "cancelled");

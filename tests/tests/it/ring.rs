@@ -18,7 +18,7 @@ use recruiter_tests::{
 use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};
 
-use super::cli::{count, recruiter as command};
+use super::cli::recruiter as command;
 
 #[derive(Serialize, Deserialize)]
 struct Act {
@@ -130,12 +130,12 @@ async fn only_topics_that_are_asked_for_are_published() {
     assert_eq!(until(&mut events, "job.enqueued.wanted").await.len(), 1);
     store.flush_events().await;
     let others = doc! { "events.topic": { "$exists": true, "$ne": "job.enqueued.wanted" } };
-    assert_eq!(database.raw("events").count_documents(others).await.unwrap(), 0);
+    assert_eq!(database.count("events", others).await, 0);
     events.close().await;
     pause(Duration::from_millis(1_200)).await;
     NewJob::of_class("wanted", doc! {}).enqueue(&store).await.unwrap();
     store.flush_events().await;
-    assert_eq!(database.raw("events").count_documents(doc! { "events": { "$exists": true } }).await.unwrap(), 1, "nobody asks any more");
+    assert_eq!(database.count("events", doc! { "events": { "$exists": true } }).await, 1, "nobody asks any more");
 }
 
 fn document(by: ObjectId, first: i64, topics: &[&str]) -> Document {
@@ -191,8 +191,7 @@ async fn a_slow_reader_is_told_that_it_is_too_slow() {
 async fn the_command_follows_events() {
     let (database, store) = prepared().await;
     let mut follower = Process::on(&database, "recruiter", &["events", "--follow", "--topic", "job.enqueued.*", "--json"]);
-    let subscribers = doc! { "_id": "subscribers", "by": { "$nin": [null, {}] } };
-    wait_until(SOON, "it has subscribed", async || count(&database, "metadata", subscribers.clone()).await == 1).await;
+    database.until("metadata", doc! { "_id": "subscribers", "by": { "$nin": [null, {}] } }, 1, "it has subscribed").await;
     let id = NewJob::of_class("shown", doc! {}).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "it shows the first", async || follower.stdout().contains("job.enqueued.shown")).await;
     assert_eq!(command(&database, &["enqueue", "--class", "typed"]).code, 0);

@@ -68,8 +68,7 @@ fn builtins() -> Worker {
 }
 
 async fn until_ready(database: &TestDatabase, workers: u64) {
-    let there = doc! { "available": true, "term": { "$gt": 0 } };
-    wait_until(SOON, "all are there", async || database.raw("roster").count_documents(there.clone()).await.unwrap() == workers).await;
+    database.until("roster", doc! { "available": true, "term": { "$gt": 0 } }, workers, "all are there").await;
 }
 
 /// In a group without waiting jobs a search would walk over all that lately left it.
@@ -118,12 +117,11 @@ async fn lanes_without_due_jobs_are_not_searched() {
     let (store, processes) = system(&database, &["--work-on", "*"]).await;
     profile(&database).await;
     let walks = doc! { "command.aggregate": "scheduled", "command.pipeline.1.$group.first": { "$exists": true } };
-    let walked = async || database.raw("system.profile").count_documents(walks.clone()).await.unwrap() > 2;
+    let walked = async || database.count("system.profile", walks.clone()).await > 2;
     wait_until(SOON, "the lanes are listed a few times", walked).await;
     assert_eq!(searched(&database).await, [] as [BTreeSet<String>; 0]);
     store.enqueue_many([NewJob::of_class("noop", doc! {}).in_group("group-7")]).await.unwrap();
-    let done = async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 1;
-    wait_until(SOON, "a job that is due is done", done).await;
+    database.until("archived", doc! {}, 1, "a job that is due is done").await;
     local::stop(processes).await;
 }
 
@@ -138,7 +136,7 @@ async fn jobs_of_many_groups_start_at_their_date() {
     let job = |number: usize| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}")).at(dates[number % 3]);
     store.enqueue_many((0..150).map(job)).await.unwrap();
     store.publish(&Hint::Seed).await.unwrap();
-    wait_until(SOON, "all are done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 150).await;
+    database.until("archived", doc! { "done": true }, 150, "all are done").await;
     local::stop(processes).await;
 }
 
@@ -150,7 +148,7 @@ async fn a_worker_that_offers_slots_can_start_jobs() {
     let armed = beats.arm(database.uri()).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
     let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
-    wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap() == 1).await;
+    database.until("archived", doc! { "done": true }, 1, "it is done").await;
     assert!(armed.struck().await > 0);
     drop(armed);
     local::stop(processes).await;
@@ -211,8 +209,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     wait_until(SOON, "the worker has not found it", not_found).await;
     database.raw("scheduled").insert_one(job).await.unwrap();
     drop(armed);
-    let done = async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1;
-    wait_until(SOON, "it is done long before the poll", done).await;
+    database.until("archived", doc! { "_id": id }, 1, "it is done long before the poll").await;
     local::stop(workers.into_iter().chain([recruiter])).await;
 }
 
@@ -229,8 +226,7 @@ async fn what_is_due_again_before_its_worker_has_places_is_looked_for_once_it_ha
     let armed = slow.arm(database.uri()).await;
     let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
     let job = NewJob::of_class("fail", doc! { "times": 1 }).retry(&policy).enqueue(&store).await.unwrap().id;
-    let done = async || database.raw("archived").count_documents(doc! { "_id": job, "done": true }).await.unwrap() == 1;
-    wait_until(SOON, "it is done long before the poll", done).await;
+    database.until("archived", doc! { "_id": job, "done": true }, 1, "it is done long before the poll").await;
     drop(armed);
     local::stop(workers.into_iter().chain([recruiter])).await;
 }
@@ -242,7 +238,7 @@ async fn what_is_due_a_little_later_than_was_said_is_not_left_to_the_poll() {
     let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     until_ready(&database, 1).await;
     // Finished jobs are behind all jobs of the first search.
-    let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
+    let done = async || database.count("archived", doc! { "done": true }).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
     wait_until(SOON, "the first is done", async || done().await == 1).await;
     let mut job = minimal_job("noop");
@@ -259,7 +255,7 @@ async fn after_a_round_that_failed_everything_is_looked_at_at_once() {
     let (database, store) = prepared().await;
     let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
     until_ready(&database, 1).await;
-    let done = async || database.raw("archived").count_documents(doc! { "done": true }).await.unwrap();
+    let done = async || database.count("archived", doc! { "done": true }).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
     wait_until(SOON, "the first is done", async || done().await == 1).await;
     let fails = FailPoint::new("recruiter", &["update"]).namespace(database.name(), "roster").times(1).close_connection();
@@ -286,7 +282,7 @@ async fn idle_workers_are_told_in_time_also_while_hints_come_without_a_pause() {
     profile(&database).await;
     // In seven rounds; a busy machine may be late now and then.
     let hardly_asked = async || {
-        let asked = async || database.raw("system.profile").count_documents(looks.clone()).await.unwrap();
+        let asked = async || database.count("system.profile", looks.clone()).await;
         let before = asked().await;
         pause(Duration::from_secs(3)).await;
         (asked().await <= before + 2).then_some(())
@@ -316,7 +312,7 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
     let job = |number: u32| NewJob::of_class("noop", doc! {}).in_group(format!("group-{number}"));
     store.enqueue_many((0..100).map(job)).await.unwrap();
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
-    wait_until(SOON, "all others are done", async || archived(&database).await >= 101).await;
+    wait_until(SOON, "all others are done", async || database.count("archived", doc! {}).await >= 101).await;
     assert!(store.ungated_groups().await.unwrap().iter().all(|group| group.is_ascii()));
     store.lanes_of("generic", 9).await.unwrap();
     store.waiting_lanes().await.unwrap();
@@ -348,7 +344,7 @@ async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
     // Full scans have seen the worker idle.
     pause(Duration::from_secs(3)).await;
     database.raw("scheduled").insert_one(plain_job()).await.unwrap();
-    wait_until(SOON, "the first is found by a full scan", async || archived(&database).await == 1).await;
+    database.until("archived", doc! {}, 1, "the first is found by a full scan").await;
     const JOBS: u64 = 20;
     // A busy machine may be late now and then.
     let mut before = 1;
@@ -357,7 +353,7 @@ async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
             database.raw("scheduled").insert_one(plain_job()).await.unwrap();
             pause(Duration::from_millis(70)).await;
         }
-        wait_until(SOON, "all are done", async || archived(&database).await == before + JOBS).await;
+        database.until("archived", doc! {}, before + JOBS, "all are done").await;
         let late = latencies(&database, doc! {}).await.split_off(usize::try_from(before).unwrap());
         before += JOBS;
         (late.iter().filter(|ms| **ms <= 400).count() >= 10).then_some(())
@@ -385,13 +381,13 @@ async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
 /// How many times the recruiter has listed the groups that have jobs since the profiler was turned on.
 async fn listings(database: &TestDatabase) -> u64 {
     let listing = doc! { "appName": "recruiter", "command.aggregate": "scheduled", "command.hint": "gated_jobs" };
-    database.raw("system.profile").count_documents(listing).await.unwrap()
+    database.count("system.profile", listing).await
 }
 
 /// How many times the recruiter has read the roster, and the server's time with it, since the profiler was turned on.
 async fn looks(database: &TestDatabase) -> u64 {
     let looks = doc! { "command.find": "roster", "command.projection.now": "$$NOW", "appName": "recruiter" };
-    database.raw("system.profile").count_documents(looks).await.unwrap()
+    database.count("system.profile", looks).await
 }
 
 /// Tests the hints of the library guide as they are printed there.
@@ -406,7 +402,7 @@ async fn a_hint_of_another_language_starts_its_job_at_once() {
     let python = r#"db.signals.insert_one({"at": Timestamp(0, 0), "kind": "jobs", "groups": ["generic"]})"#;
     assert!(line("db.signals.insert_one").starts_with(python));
     let hint = doc! { "at": bson::Timestamp { time: 0, increment: 0 }, "kind": "jobs", "groups": ["generic"] };
-    let started = async |count: u64| wait_until(SOON, "it starts", async || archived(&database).await == count).await;
+    let started = async |count: u64| database.until("archived", doc! {}, count, "it starts").await;
     for number in 1..=5 {
         database.raw("scheduled").insert_one(plain_job()).await.unwrap();
         database.raw("signals").insert_one(hint.clone()).await.unwrap();
@@ -443,19 +439,15 @@ async fn jobs_with_a_gate_are_assigned_like_any_other() {
     let many_groups = (0..40).map(|number| gated(format!("group-{number}"), "printer".into()));
     database.raw("scheduled").insert_many(one_group.chain(many_groups)).await.unwrap();
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
-    let done = async || archived(&database).await == 341;
+    let done = async || database.count("archived", doc! {}).await == 341;
     wait_until(SOON, "all are done without a hint", done).await;
     let job = gated("generic".into(), "customer:7".into());
     database.raw("scheduled").insert_one(&job).await.unwrap();
     store.announce_hint(Hint::jobs_in(["generic"])).await;
-    wait_until(SOON, "one more is done", async || archived(&database).await == 342).await;
+    database.until("archived", doc! {}, 342, "one more is done").await;
     let last = database.raw("archived").find_one(doc! { "_id": job.get_object_id("_id").unwrap() }).await.unwrap().unwrap();
     assert_eq!((last.get_str("why").unwrap(), last.get_str("gate").unwrap()), ("done", "customer:7"));
     local::stop(processes).await;
-}
-
-async fn archived(database: &TestDatabase) -> u64 {
-    database.raw("archived").count_documents(doc! {}).await.unwrap()
 }
 
 /// When the recruiter has assigned since the profiler was turned on, in milliseconds.
@@ -480,7 +472,7 @@ async fn a_job_that_its_worker_does_not_start_is_left_alone_for_a_growing_while(
     };
     wait_until(SOON, "it is assigned again, after a longer pause each time", are_rare).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
-    wait_until(SOON, "others are done beside it", async || archived(&database).await == 1).await;
+    database.until("archived", doc! {}, 1, "others are done beside it").await;
     local::stop(processes).await;
 }
 
@@ -512,9 +504,9 @@ async fn start_beside_ghosts() -> Duration {
     pause(Duration::from_secs(1)).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
     let begun = std::time::Instant::now();
-    wait_until(SOON, "it is done", async || archived(&database).await == 1).await;
+    database.until("archived", doc! {}, 1, "it is done").await;
     let took = begun.elapsed();
-    let is_one = database.raw("roster").count_documents(tried).await.unwrap() <= 1;
+    let is_one = database.count("roster", tried).await <= 1;
     local::stop([worker, recruiter]).await;
     if is_one { took } else { Duration::MAX }
 }
@@ -530,12 +522,9 @@ async fn a_backlog_of_some_workers_keeps_no_other_worker_idle() {
     let worker = Local::worker(&database, builtins(), &[]);
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
     // Its first round meets both of them free.
-    wait_until(SOON, "the worker is there", async || {
-        database.raw("roster").count_documents(doc! { "available": true }).await.unwrap() == 2
-    })
-    .await;
+    database.until("roster", doc! { "available": true }, 2, "the worker is there").await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
-    wait_until(SOON, "its job is done long before the poll", async || archived(&database).await == 1).await;
+    database.until("archived", doc! {}, 1, "its job is done long before the poll").await;
     local::stop([worker, recruiter]).await;
 }
 
@@ -552,7 +541,7 @@ async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
         let is_done = async || {
             let begun = std::time::Instant::now();
             NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
-            wait_until(SOON, "it is done", async || database.raw("scheduled").count_documents(doc! {}).await.unwrap() == 0).await;
+            database.until("scheduled", doc! {}, 0, "it is done").await;
             begun.elapsed()
         };
         best_of_three(Duration::from_millis(3_800), "a job", is_done).await;
@@ -600,8 +589,7 @@ async fn a_search_that_takes_too_long_asks_for_fewer_jobs() {
     let searches = FailPoint::new("recruiter", &["find"]).namespace(database.name(), "scheduled").error_code(50);
     let slow = searches.times(2).arm(database.uri()).await;
     let recruiter = Local::recruiter_over(ConnectArgs { commands: Some(commands), ..connect_args(&database) }, &["--poll", "400ms"]);
-    let is_assigned = doc! { "assigned_to": { "$exists": true } };
-    wait_until(SOON, "the job is assigned", async || database.raw("roster").count_documents(is_assigned.clone()).await.unwrap() == 1).await;
+    database.until("roster", doc! { "assigned_to": { "$exists": true } }, 1, "the job is assigned").await;
     assert_eq!(slow.struck().await, 2);
     drop(slow);
     recruiter.stop().await;
@@ -628,7 +616,7 @@ async fn jobs_that_are_due_one_after_the_other_start_each_at_its_date() {
     let first = store.now() + Duration::from_millis(500);
     let job = |number: u32| NewJob::of_class("noop", doc! {}).at(first + Duration::from_millis(200) * number);
     store.enqueue_many((0..12).map(job)).await.unwrap();
-    wait_until(SOON, "all are done long before the scan", async || archived(&database).await == 12).await;
+    database.until("archived", doc! {}, 12, "all are done long before the scan").await;
     local::stop(processes).await;
 }
 
@@ -639,7 +627,7 @@ async fn a_line_of_several_classes_goes_on_without_a_scan() {
     // The first scan notes that the group has lines.
     NewJob::of_class("noop", doc! {}).in_line("x").enqueue(&store).await.unwrap();
     let processes = Local::pair(&database, &NEVER_SCANS, builtins(), &NEVER_POLLS);
-    wait_until(SOON, "the first is done", async || archived(&database).await == 1).await;
+    database.until("archived", doc! {}, 1, "the first is done").await;
     let mut jobs = 1;
     let measure = async || {
         let begun = std::time::Instant::now();
@@ -649,7 +637,7 @@ async fn a_line_of_several_classes_goes_on_without_a_scan() {
             job.enqueue(&store).await.unwrap();
             jobs += 1;
         }
-        wait_until(SOON, "all are done", async || archived(&database).await == jobs).await;
+        database.until("archived", doc! {}, jobs, "all are done").await;
         begun.elapsed()
     };
     best_of_three(Duration::from_secs(30), "the line goes on", measure).await;
@@ -665,11 +653,10 @@ async fn a_hint_that_comes_while_its_worker_is_busy_is_not_forgotten() {
     ghost(&store, 10, &[NOBODYS.to_owned()]).await;
     until_ready(&database, 2).await;
     NewJob::of_class("sleep", doc! { "ms": 1_500 }).enqueue(&store).await.unwrap();
-    let runs = doc! { "locked": true };
-    wait_until(SOON, "the worker is busy", async || database.raw("scheduled").count_documents(runs.clone()).await.unwrap() == 1).await;
+    database.until("scheduled", doc! { "locked": true }, 1, "the worker is busy").await;
     database.raw("scheduled").insert_one(minimal_job("noop")).await.unwrap();
     store.publish(&Hint::jobs_in(["generic"])).await.unwrap();
-    wait_until(SOON, "both are done long before the scan", async || archived(&database).await == 2).await;
+    database.until("archived", doc! {}, 2, "both are done long before the scan").await;
     local::stop(processes).await;
 }
 

@@ -31,7 +31,7 @@ use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::cli::{count, only, recruiter};
+use super::cli::recruiter;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A long interval, so that slots were missed at any time of day: there are twenty of them since 1970.
@@ -50,7 +50,7 @@ async fn declared(store: &Store, name: &str, schedule: Schedule) {
 }
 
 async fn document(database: &TestDatabase, name: &str) -> Document {
-    only(database, "schedulers", doc! { "_id": name }).await
+    database.only("schedulers", doc! { "_id": name }).await
 }
 
 /// The slots of the jobs of a schedule, in both collections.
@@ -145,7 +145,7 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
         let schedule = Schedule::every(SECOND).unwrap().job(Counted {}.as_job().keep(keep)).missed(Missed::All(100));
         declared(&store, name, schedule).await;
     }
-    wait_until(SOON, "one leads", async || count(&database, "metadata", doc! { "_id": "recruiter" }).await == 1).await;
+    database.until("metadata", doc! { "_id": "recruiter" }, 1, "one leads").await;
     let mut kills = 0;
     while kills < 6 {
         // Most kills are near a slot, where the steps are.
@@ -157,12 +157,12 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
     }
     let last = store.now();
     let caught_up = async || {
-        let waiting = count(&database, "schedulers", doc! { "last_slot": { "$lt": bson::DateTime::from_chrono(last) } }).await;
-        waiting == 0 && count(&database, "scheduled", doc! {}).await == 0
+        let waiting = database.count("schedulers", doc! { "last_slot": { "$lt": bson::DateTime::from_chrono(last) } }).await;
+        waiting == 0 && database.count("scheduled", doc! {}).await == 0
     };
     wait_until(SOON, "all slots are handled", caught_up).await;
     drop(recruiters);
-    wait_until(SOON, "all jobs are done", async || count(&database, "scheduled", doc! {}).await == 0).await;
+    database.until("scheduled", doc! {}, 0, "all jobs are done").await;
     let executions = executions.lock().unwrap().clone();
     assert!(executions.values().all(|times| *times == 1), "a job ran twice");
     let mut all = 0;
@@ -176,7 +176,7 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
             all += 1;
         }
         assert!(schedule.get_document("skipped").is_err(), "{schedule}");
-        let kept = count(&database, "archived", doc! { "schedule.name": name }).await;
+        let kept = database.count("archived", doc! { "schedule.name": name }).await;
         assert_eq!(i64::try_from(kept).unwrap(), if n % 2 == 0 { through / 1_000 - from / 1_000 } else { 0 }, "{name}");
     }
     assert_eq!(executions.len(), all);
@@ -206,7 +206,7 @@ async fn an_advance_that_fails_after_the_job_has_run_repeats_no_run() {
         let has_run = async || executions.lock().unwrap().contains_key(&id_of_slot(name, slot));
         wait_until(SOON, "its job runs", has_run).await;
     }
-    wait_until(SOON, "all jobs are done", async || count(&database, "scheduled", doc! {}).await == 0).await;
+    database.until("scheduled", doc! {}, 0, "all jobs are done").await;
     assert!(armed.struck().await >= 2);
     let executions = executions.lock().unwrap().clone();
     assert!(executions.len() == 2 && executions.values().all(|times| *times == 1), "{executions:?}");
@@ -223,13 +223,13 @@ async fn a_run_that_would_overlap_is_skipped() {
     let slow = Schedule::every(SECOND).unwrap().job(NewJob::of_class("sleep", doc! { "ms": 600_000 }));
     declared(&store, "one-by-one", slow.clone().overlap(Overlap::Skip)).await;
     declared(&store, "together", slow).await;
-    let running = async |name: &str| count(&database, "scheduled", doc! { "schedule.name": name, "locked": true }).await;
+    let running = async |name: &str| database.count("scheduled", doc! { "schedule.name": name, "locked": true }).await;
     let skipped =
         async |name: &str| document(&database, name).await.get_document("skipped").map_or(0, |of| of.get_i64("overlap").unwrap_or(0));
     let overlap = async || running("one-by-one").await == 1 && skipped("one-by-one").await >= 2 && running("together").await >= 3;
     wait_until(SOON, "runs overlap or are skipped", overlap).await;
     assert_eq!((slots(&database, "one-by-one").await.len(), skipped("together").await), (1, 0));
-    let running = only(&database, "scheduled", doc! { "schedule.name": "one-by-one" }).await.get_object_id("_id").unwrap().into();
+    let running = database.only("scheduled", doc! { "schedule.name": "one-by-one" }).await.get_object_id("_id").unwrap().into();
     store.control(false).change(&Change::Cancel, &[running]).await.unwrap();
     until_runs(&database, "one-by-one", 2).await;
     system.stop().await;
@@ -254,7 +254,7 @@ async fn missed_runs_follow_the_policy() {
         assert!(slots.iter().rev().zip(0..).all(|(slot, back)| slot.timestamp() == (all - back) * 86_400_000), "{name}: the newest");
         assert!(schedule.get_datetime("next_run").unwrap().to_chrono() > store.now());
     }
-    let job = only(&database, "scheduled", doc! { "schedule.name": "one" }).await;
+    let job = database.only("scheduled", doc! { "schedule.name": "one" }).await;
     let id: JobId = job.get_object_id("_id").unwrap().into();
     assert_eq!(id.made_at(), job.get_datetime("scheduled_at").unwrap().to_chrono());
     drop(recruiter);
@@ -283,7 +283,7 @@ async fn a_slot_whose_job_is_archived_is_not_run_again() {
         assert_eq!(JobId::from(run.get_object_id("job").unwrap()), id_of_slot(name, slot), "{name}");
         assert!(schedule.get("skipped").is_none(), "{name}: it is its own run");
     }
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 1);
+    assert_eq!(database.count("scheduled", doc! {}).await, 1);
     drop(recruiter);
 }
 
@@ -322,7 +322,7 @@ async fn a_schedule_can_be_run_now_shown_and_removed() {
     let (database, store) = prepared().await;
     declared(&store, "s", Schedule::cron("0 3 * * *", "Europe/Berlin").unwrap().job(noop().tag("t"))).await;
     let id = recruiter(&database, &["schedules", "run", "s", "--json"]).objects()[0]["id"].as_str().unwrap().to_owned();
-    let job = only(&database, "scheduled", doc! { "schedule.manual": true, "schedule.name": "s", "tags": "t" }).await;
+    let job = database.only("scheduled", doc! { "schedule.manual": true, "schedule.name": "s", "tags": "t" }).await;
     assert_eq!(job.get_object_id("_id").unwrap().to_hex(), id);
     let shown = &recruiter(&database, &["schedules", "show", "s", "--json"]).objects()[0];
     assert_eq!((&shown["runs"][0]["job"]["$oid"], &shown["runs"][0]["manual"]), (&json!(id), &json!(true)));
@@ -345,9 +345,9 @@ async fn a_schedule_can_be_run_now_shown_and_removed() {
     let said = recruiter(&database, &["schedules", "remove", "s", "nosuch"]);
     assert!(said.code == 1 && said.err.contains("there is no schedule `nosuch`; nothing was removed"), "{}", said.err);
     assert_eq!(recruiter(&database, &["schedules", "remove", "s", "--dry-run"]).out, "(dry run) s: removed\n");
-    assert_eq!(count(&database, "schedulers", doc! {}).await, 1);
+    assert_eq!(database.count("schedulers", doc! {}).await, 1);
     assert_eq!(recruiter(&database, &["schedules", "remove", "s"]).out, "s: removed\n");
-    assert_eq!((count(&database, "schedulers", doc! {}).await, count(&database, "scheduled", doc! {}).await), (0, 26));
+    assert_eq!((database.count("schedulers", doc! {}).await, database.count("scheduled", doc! {}).await), (0, 26));
     assert_eq!(recruiter(&database, &["schedules", "list"]).out, "there are no schedules\n");
 }
 
@@ -391,7 +391,7 @@ async fn a_file_is_the_truth_about_its_namespace() {
         assert_eq!(outcomes(said), expected);
     };
     expect(&apply(&format!("{a}{b}"), &["--dry-run", "--json"]), &[("a", "created"), ("b", "created")]);
-    assert_eq!(count(&database, "schedulers", doc! {}).await, 1);
+    assert_eq!(database.count("schedulers", doc! {}).await, 1);
     let said = apply(&format!("{a}{b}"), &["--json"]);
     expect(&said, &[("a", "created"), ("b", "created")]);
     assert!(said.err.contains("warning: no worker is running"), "{}", said.err);
@@ -401,7 +401,7 @@ async fn a_file_is_the_truth_about_its_namespace() {
     assert_eq!(document(&database, "a").await, first, "nothing was written");
     let changed = a.replace("n = 1", "n = 2");
     expect(&apply(&changed, &["--dry-run", "--json"]), &[("a", "changed"), ("b", "removed")]);
-    assert_eq!(count(&database, "schedulers", doc! {}).await, 3);
+    assert_eq!(database.count("schedulers", doc! {}).await, 3);
     expect(&apply(&changed, &["--json"]), &[("a", "changed"), ("b", "removed")]);
     let second = document(&database, "a").await;
     assert_eq!(second.get_datetime("last_slot").unwrap(), first.get_datetime("last_slot").unwrap(), "its times are the same");
@@ -481,7 +481,7 @@ async fn a_schedule_that_was_written_by_hand_runs() {
     assert!(slots(&database, "s").await.iter().all(|slot| *slot > before), "it counts from its first sight");
     let edit = doc! { "$set": { "job.class": "edited" }, "$inc": { "revision": 1 } };
     database.raw("schedulers").update_one(doc! { "_id": "s" }, edit).await.unwrap();
-    wait_until(SOON, "the edit counts", async || count(&database, "scheduled", doc! { "workable.class": "edited" }).await > 0).await;
+    wait_until(SOON, "the edit counts", async || database.count("scheduled", doc! { "workable.class": "edited" }).await > 0).await;
     let listed = store.schedules().list().await.unwrap();
     assert_eq!(listed.iter().filter(|(_, schedule)| schedule.is_err()).count(), 6);
     assert!(system.recruiter.stderr().contains("a schedule cannot run"), "{}", system.recruiter.stderr());
@@ -554,7 +554,7 @@ async fn bad_declarations_are_refused_and_write_nothing() {
     check(every_second().job(NewJob::of_class("c", doc! { "d": "x".repeat(5 << 20) })), "a", "store the data elsewhere").await;
     check(every_second().job(noop().after(SECOND)), "a", "cannot have an id, a date").await;
     check(Schedule::every(SECOND).unwrap(), "a", "has no job").await;
-    assert_eq!(count(&database, "schedulers", doc! {}).await, 0);
+    assert_eq!(database.count("schedulers", doc! {}).await, 0);
     // The largest job that can be enqueued can be repeated.
     let large = NewJob::of_class("c", doc! { "d": "x".repeat((4 << 20) - 200) });
     declared(&store, "large", every_second().job(large)).await;

@@ -66,8 +66,7 @@ async fn is_as_it_should_be(database: &TestDatabase) -> bool {
 
 async fn is_done(database: &TestDatabase, store: &Store) {
     let id = NewJob::of_class("noop", doc! {}).enqueue(store).await.unwrap().id;
-    let archived = async || database.raw("archived").count_documents(doc! { "_id": id, "why": "done" }).await.unwrap() == 1;
-    wait_until(SOON, "the job is done", archived).await;
+    database.until("archived", doc! { "_id": id, "why": "done" }, 1, "the job is done").await;
 }
 
 #[tokio::test]
@@ -155,7 +154,7 @@ async fn the_indexes_of_a_feature_are_made_when_it_is_used() {
     database.raw("scheduled").insert_one(minimal_job("x")).await.unwrap();
     own.expired_jobs(own.now(), 1).await.unwrap_err();
     assert_eq!(of_scheduled().await, all);
-    assert_eq!(database.raw("metadata").count_documents(doc! { "unique": true, "expiry": true }).await.unwrap(), 1);
+    assert_eq!(database.count("metadata", doc! { "unique": true, "expiry": true }).await, 1);
 }
 
 /// A restore, a script that cleans up, a test suite with the wrong URI.

@@ -90,8 +90,7 @@ async fn the_watchdog_hears_of_a_main_loop_that_goes_on_also_while_a_worker_drai
         manager.hears("WATCHDOG=1", 3).await;
         if name == "recruiter-worker" {
             NewJob::of_class("sleep", doc! { "ms": 600_000 }).enqueue(&*store(&database).await).await.unwrap();
-            let started = async || database.raw("scheduled").count_documents(doc! { "locked": true }).await.unwrap() == 1;
-            wait_until(SOON, "the job runs", started).await;
+            database.until("scheduled", doc! { "locked": true }, 1, "the job runs").await;
             process.terminate();
             manager.hears("STOPPING=1", 1).await;
             manager.hears("WATCHDOG=1", 3).await;

@@ -257,7 +257,7 @@ async fn what_looks_like_ours_is_adopted_and_listed() {
     let jobs = [NewJob::of_class("noop", doc! {}).limit("api"), NewJob::of_class("noop", doc! {}).expires_after(SOON)];
     for job in jobs {
         let id = job.enqueue(&own).await.unwrap().id;
-        wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap() == 1).await;
+        database.until("archived", doc! { "_id": id }, 1, "it is done").await;
     }
     system.stop().await;
     let listed = async || database.raw("metadata").find_one(doc! { "_id": "collections" }).await.unwrap().unwrap();
@@ -274,7 +274,7 @@ async fn what_looks_like_ours_is_adopted_and_listed() {
     database.raw("unique_periods").drop().await.unwrap();
     make_foreign(&database, "unique_periods").await;
     assert_eq!(foreign_in(&Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err()), "`unique_periods`");
-    assert_eq!(database.raw("unique_periods").count_documents(doc! {}).await.unwrap(), 20);
+    assert_eq!(database.count("unique_periods", doc! {}).await, 20);
 }
 
 #[tokio::test]
@@ -285,7 +285,7 @@ async fn no_collection_with_documents_of_others_is_replaced() {
     database.raw("signals").drop().await.unwrap();
     database.raw("signals").insert_one(doc! { "kind": "free" }).await.unwrap();
     store(&database).await;
-    assert_eq!(database.raw("signals.capped").count_documents(doc! {}).await.unwrap(), 20);
+    assert_eq!(database.count("signals.capped", doc! {}).await, 20);
     // Listed as ours, then an application inserts.
     database.raw("signals").drop().await.unwrap();
     database.raw("signals").insert_one(doc! { "kind": "free" }).await.unwrap();
@@ -296,7 +296,7 @@ async fn no_collection_with_documents_of_others_is_replaced() {
     database.raw("metadata").update_one(doc! { "_id": "collections" }, noted).await.unwrap();
     database.raw("signals").insert_many(of_an_application(3)).await.unwrap();
     assert_eq!(foreign_in(&Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err()), "`signals`");
-    assert_eq!(database.raw("signals").count_documents(doc! {}).await.unwrap(), 4);
+    assert_eq!(database.count("signals", doc! {}).await, 4);
 }
 
 /// MongoDB would delete its documents by an index of expiry, and refuse its inserts by a validator.
@@ -318,7 +318,7 @@ async fn a_collection_that_an_application_made_and_fills_later_is_left_alone() {
     database.raw("messages").insert_one(doc! { "_id": "i".repeat(5_000) }).await.expect("it has got no validator");
     database.raw("messages").delete_one(doc! { "_id": "i".repeat(5_000) }).await.unwrap();
     assert_eq!(database.raw("messages").list_index_names().await.unwrap().len(), 2);
-    assert_eq!(database.raw("messages").count_documents(doc! {}).await.unwrap(), 20);
+    assert_eq!(database.count("messages", doc! {}).await, 20);
 }
 
 #[tokio::test]
@@ -356,16 +356,16 @@ async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() 
         Setup { cleaner: quick, worker: &["--builtins", "--lease", "900ms", "--heartbeat", "250ms"], ..Setup::default() },
     );
     NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap();
-    wait_until(SOON, "it is done", async || database.raw("archived").count_documents(doc! {}).await.unwrap() == 1).await;
+    database.until("archived", doc! {}, 1, "it is done").await;
     // A dead worker of ours, which is as silent as they are.
     system.workers[0].kill();
     system.workers[0].wait_exit(SOON).await;
     let ours = doc! { "lease_ms": { "$exists": true } };
-    wait_until(SOON, "it is retired", async || database.raw("roster").count_documents(ours.clone()).await.unwrap() == 0).await;
+    database.until("roster", ours.clone(), 0, "it is retired").await;
     let again = Process::on(&database, "recruiter-worker", &["--builtins", "--lease", "900ms", "--heartbeat", "250ms"]);
-    wait_until(SOON, "it is there", async || database.raw("roster").count_documents(ours.clone()).await.unwrap() == 1).await;
+    database.until("roster", ours.clone(), 1, "it is there").await;
     again.kill();
-    wait_until(SOON, "it is retired", async || database.raw("roster").count_documents(ours.clone()).await.unwrap() == 0).await;
+    database.until("roster", ours.clone(), 0, "it is retired").await;
     let mut left: Vec<Document> = database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap();
     left.sort_by_key(|document| document.get_str("name").unwrap().to_owned());
     assert_eq!(left, theirs);
@@ -461,7 +461,7 @@ async fn use_the_rest(database: &TestDatabase, own: &Client) -> String {
     let halts = fail().in_line("h").halt_on_failure().enqueue(own).await.unwrap().id;
     let behind = noop().in_line("h").enqueue(own).await.unwrap().id;
     ended("the first job of the line has failed", doc! { "_id": halts }, 1).await;
-    assert_eq!(database.raw("jobs_pauses").count_documents(doc! { "_id": "line:h", "job": halts }).await.unwrap(), 1);
+    assert_eq!(database.count("jobs_pauses", doc! { "_id": "line:h", "job": halts }).await, 1);
     assert!(own.pauses().resume(&Paused::Line("h".into())).await.unwrap());
     ended("the line goes on", doc! { "_id": behind, "why": "done" }, 1).await;
 
@@ -574,12 +574,10 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
         let job = NewJob::of_class("noop", doc! {});
         jobs.push(if number % 2 == 0 { job } else { job.limit("api") }.enqueue(before).await.unwrap().id);
     }
-    let done = async || database.raw("archived").count_documents(doc! { "_id": { "$in": &jobs }, "why": "done" }).await.unwrap() == 20;
-    wait_until(SOON, "all jobs are done", done).await;
+    database.until("archived", doc! { "_id": { "$in": &jobs }, "why": "done" }, 20, "all jobs are done").await;
     each_other_kind_ends(database).await;
-    let pruned = async || database.raw("archived").count_documents(doc! { "workable.class": "old" }).await.unwrap() == 0;
-    wait_until(SOON, "the old jobs are deleted", pruned).await;
-    assert_eq!(database.raw("archived").count_documents(doc! { "workable.class": "kept" }).await.unwrap(), 1);
+    database.until("archived", doc! { "workable.class": "old" }, 0, "the old jobs are deleted").await;
+    assert_eq!(database.count("archived", doc! { "workable.class": "kept" }).await, 1);
     for args in [&["stats"][..], &["jobs", "list"], &["groups", "list"], &["schedules", "list"]] {
         let mut command = Process::on(database, "recruiter", args);
         assert!(command.wait_exit(SOON).await.success(), "{args:?}: {}", command.stderr());
@@ -598,7 +596,7 @@ async fn goes_on(database: &TestDatabase, before: &Store, names: &[&str], remedy
 async fn each_other_kind_ends(database: &TestDatabase) {
     let (own, noop) = (store(database).await, || NewJob::of_class("noop", doc! {}));
     let archived = async |what: &str, filter: Document| {
-        wait_until(SOON, what, async || database.raw("archived").count_documents(filter.clone()).await.unwrap() > 0).await;
+        wait_until(SOON, what, async || database.count("archived", filter.clone()).await > 0).await;
     };
     noop().in_line("l").enqueue(&own).await.unwrap();
     let second = noop().in_line("l").enqueue(&own).await.unwrap().id;
@@ -611,8 +609,7 @@ async fn each_other_kind_ends(database: &TestDatabase) {
     let once_more = Unique::by_key("k").on_conflict(OnConflict::RunOnceMore);
     let sleep = |ms: i32| NewJob::of_class("sleep", doc! { "ms": ms }).unique(once_more.clone());
     let holder = sleep(600_000).enqueue(&own).await.unwrap().id;
-    let runs = doc! { "_id": holder, "locked": true };
-    wait_until(SOON, "it runs", async || database.raw("scheduled").count_documents(runs.clone()).await.unwrap() == 1).await;
+    database.until("scheduled", doc! { "_id": holder, "locked": true }, 1, "it runs").await;
     let successor = sleep(1).enqueue(&own).await.unwrap();
     assert_eq!(successor.outcome, Outcome::RunsOnceMore);
     own.control(false).change(&Change::Cancel, &[holder]).await.unwrap();

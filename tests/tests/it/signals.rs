@@ -21,29 +21,18 @@ use recruiter_tests::{
 };
 use serde_json::Value;
 
+use super::bad_input::why;
+
 const BINARIES: [(&str, &[&str], &str); 3] =
     [("recruiter", &["run"], "leading"), ("recruiter-cleaner", &[], "watching"), ("recruiter-worker", &["--builtins"], "ready for work")];
-
-async fn count(database: &TestDatabase, collection: &str, filter: Document) -> u64 {
-    database.raw(collection).count_documents(filter).await.unwrap()
-}
 
 async fn enqueue(database: &TestDatabase, class: &str, parameters: Document) -> JobId {
     NewJob::of_class(class, parameters).enqueue(&*store(database).await).await.unwrap().id
 }
 
-async fn archived(database: &TestDatabase, id: JobId) -> Document {
-    wait_for(SOON, "the job is archived", async || database.raw("archived").find_one(doc! { "_id": id }).await.unwrap()).await
-}
-
-fn why(job: &Document) -> &str {
-    job.get_str("why").unwrap()
-}
-
 /// Waits until a job has started. It may have ended before this looks.
 async fn until_started(database: &TestDatabase) {
-    let is_started = async || count(database, "scheduled", doc! { "locked": false }).await == 0;
-    wait_until(SOON, "the job is started", is_started).await;
+    database.until("scheduled", doc! { "locked": false }, 0, "the job is started").await;
 }
 
 /// A process of ours that a shell script becomes, by `exec "$@"`.
@@ -85,8 +74,8 @@ async fn hup_stops_as_term_does_and_is_no_second_signal() {
         assert_eq!(process.wait_exit(SOON).await.code(), Some(0), "{}", process.stderr());
         assert!(!process.stderr().contains("draining"), "{}", process.stderr());
     }
-    assert_eq!(why(&archived(&database, job).await), "done");
-    assert_eq!(count(&database, "roster", doc! {}).await, 0);
+    assert_eq!(why(&database.archived(job).await), "done");
+    assert_eq!(database.count("roster", doc! {}).await, 0);
 }
 
 /// As `nohup` starts it.
@@ -121,9 +110,9 @@ async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
     until_started(&database).await;
     terminal.kill().unwrap();
     terminal.wait().unwrap();
-    assert_eq!(why(&archived(&database, job).await), "done");
+    assert_eq!(why(&database.archived(job).await), "done");
     let pid = worker.get_i32("pid").unwrap().cast_unsigned();
-    wait_until(SOON, "it has left the roster and is gone", async || count(&database, "roster", doc! {}).await == 0 && !is_alive(pid)).await;
+    wait_until(SOON, "it has left the roster and is gone", async || database.count("roster", doc! {}).await == 0 && !is_alive(pid)).await;
 }
 
 /// Exit codes, logs and help of the worker that a reader copies from the README.
@@ -158,7 +147,7 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let _recruiter = Process::on(&database, "recruiter", &["run"]);
     let mut mailer = Process::on(&database, "examples/mailer", &[]);
     let job = enqueue(&database, "SendMail", doc! { "to": "ada@example.org" }).await;
-    assert_eq!(why(&archived(&database, job).await), "done");
+    assert_eq!(why(&database.archived(job).await), "done");
     assert!(mailer.stderr().contains("ready for work"), "{}", mailer.stderr());
     mailer.terminate();
     assert_eq!(mailer.wait_exit(SOON).await.code(), Some(0));
@@ -183,7 +172,7 @@ async fn programs_cannot_read_the_credentials_of_the_processes() {
     for process in [&recruiter, &cleaner, &worker] {
         wait_until(SOON, "all are there", async || process.stderr().contains("connected to MongoDB")).await;
         let spy = enqueue(&database, "spy", doc! { "pid": i64::from(process.pid()) }).await;
-        let execution = archived(&database, spy).await.get_document("last_execution").unwrap().clone();
+        let execution = database.archived(spy).await.get_document("last_execution").unwrap().clone();
         assert!(execution.get_str("message").is_ok_and(|message| message.contains("Permission denied")), "{execution}");
     }
     let nap = enqueue(&database, "nap", doc! {}).await;
@@ -191,7 +180,7 @@ async fn programs_cannot_read_the_credentials_of_the_processes() {
     worker.kill();
     // A program outlives a worker that was killed.
     naps.iter().for_each(|nap| kill(Pid::from_raw(nap.cast_signed()), Signal::SIGKILL).unwrap());
-    assert_eq!(why(&archived(&database, nap).await), "worker-died", "the cleaner still sees that the process is gone");
+    assert_eq!(why(&database.archived(nap).await), "worker-died", "the cleaner still sees that the process is gone");
 }
 
 /// As a container starts it that has no init.
@@ -212,12 +201,12 @@ async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
     until_it_says(&holder, "ready for work").await;
     let jobs = (0..JOBS).map(|n| NewJob::of_class("leave", doc! { "code": i64::try_from(n % 3).unwrap() }));
     store(&database).await.enqueue_many(jobs).await.unwrap();
-    wait_until(SOON, "all is done", async || count(&database, "archived", doc! {}).await == JOBS as u64).await;
+    database.until("archived", doc! {}, JOBS as u64, "all is done").await;
     // The reaper has not taken their exit statuses away.
     for (class, jobs) in [("exit:1", 33), ("exit:2", 33)] {
-        assert_eq!(count(&database, "archived", doc! { "last_execution.class": class }).await, jobs);
+        assert_eq!(database.count("archived", doc! { "last_execution.class": class }).await, jobs);
     }
-    assert_eq!(count(&database, "archived", doc! { "why": "done" }).await, 34);
+    assert_eq!(database.count("archived", doc! { "why": "done" }).await, 34);
     let worker = children(holder.pid())[0];
     wait_until(SOON, "no child is left, dead or alive", async || children(worker).is_empty()).await;
     kill(Pid::from_raw(worker.cast_signed()), Signal::SIGTERM).unwrap();
@@ -246,7 +235,7 @@ async fn a_worker_warns_once_of_a_class_whose_jobs_often_outlive_the_grace() {
     let mut worker = Process::on(&database, "recruiter-worker", &["--builtins", "--grace", "100ms"]);
     for _ in 0..5 {
         let long = enqueue(&database, "sleep", doc! { "ms": 300 }).await;
-        archived(&database, long).await;
+        database.archived(long).await;
     }
     worker.terminate();
     assert!(worker.wait_exit(SOON).await.success());
@@ -266,7 +255,7 @@ async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
     let mut worker = Process::on(&database, "recruiter-worker", &["--builtins", "--log-format=json"]);
     let twice = RetryManyTimes::new(1, Duration::ZERO).unwrap();
     let job = NewJob::of_class("fail", doc! { "class": "broken" }).retry(&twice).enqueue(&*store(&database).await).await.unwrap().id;
-    archived(&database, job).await;
+    database.archived(job).await;
     until_it_says(&worker, "job failed\"").await;
     worker.terminate();
     assert!(worker.wait_exit(SOON).await.success());

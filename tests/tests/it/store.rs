@@ -224,7 +224,7 @@ async fn of_two_racing_starts_each_job_belongs_to_one() {
     };
     let (first, second) = tokio::join!(race(), race());
     assert_eq!(first.unwrap() + second.unwrap(), 200);
-    let locked = database.raw("scheduled").count_documents(doc! { "locked": true, "attempts": 1 }).await.unwrap();
+    let locked = database.count("scheduled", doc! { "locked": true, "attempts": 1 }).await;
     assert_eq!(locked, 200, "every job was started exactly once");
 }
 
@@ -259,8 +259,8 @@ async fn of_many_jobs_that_are_sent_again_those_that_are_done_stay_done() {
     let known = [ids[5], ids[10_050]];
     database.raw("archived").insert_many(known.map(|id| doc! { "_id": id })).await.unwrap();
     store.enqueue_many(ids.iter().map(|id| NewJob::of_class("x", doc! {}).with_id(*id))).await.unwrap();
-    assert_eq!(database.raw("scheduled").count_documents(doc! {}).await.unwrap(), 10_098);
-    assert_eq!(database.raw("scheduled").count_documents(doc! { "_id": { "$in": known.to_vec() } }).await.unwrap(), 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 10_098);
+    assert_eq!(database.count("scheduled", doc! { "_id": { "$in": known.to_vec() } }).await, 0);
 }
 
 /// The driver does not repeat them, and who misses them waits for the poll.
@@ -391,7 +391,7 @@ async fn a_job_is_finished_in_a_transaction_of_the_callers() {
     let (job, claim) = started(&store, worker, &ids).await.remove(0);
     let end = done(&job, claim, &store);
     let counts = async || {
-        let count = async |collection: &str| database.raw(collection).count_documents(doc! {}).await.unwrap();
+        let count = async |collection: &str| database.count(collection, doc! {}).await;
         (count("scheduled").await, count("archived").await, count("orders").await)
     };
     let mut session = store.database().client().start_session().await.unwrap();

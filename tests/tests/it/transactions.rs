@@ -115,7 +115,7 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
         } else {
             format!("done {}", result.done().unwrap())
         };
-        (end, database.raw("notes").count_documents(doc! { "job": id }).await.unwrap())
+        (end, database.count("notes", doc! { "job": id }).await)
     };
     assert_eq!(run("plain").await, ("done plain".into(), 1));
     assert_eq!(run("fail").await, ("Broken as told".into(), 0));
@@ -126,7 +126,7 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     assert_eq!(run("conflict").await, ("done conflict".into(), 1), "it is repeated");
     assert_eq!(run("wrapped conflict").await, ("done wrapped conflict".into(), 1), "it is repeated as well");
     assert_eq!(run("reports").await, ("done reports".into(), 1));
-    let bodies = database.raw("conflicts").count_documents(doc! { "body of": { "$exists": true } }).await.unwrap();
+    let bodies = database.count("conflicts", doc! { "body of": { "$exists": true } }).await;
     assert_eq!(bodies, 1, "it commits at the first attempt");
     let reported = database.raw("archived").find_one(doc! { "result": "reports" }).await.unwrap().unwrap();
     assert_eq!(number(reported.get_document("progress").unwrap(), "done"), 20);
@@ -134,11 +134,10 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     assert!(run("commits").await.0.starts_with("transaction the body has ended the transaction itself"));
 
     let id = Note { script: "dead".into() }.as_job().enqueue(&store).await.unwrap().id;
-    let stolen = doc! { "_id": id, "locked": true, "attempts": 1 };
-    wait_until(SOON, "the claim is lost", async || database.raw("scheduled").count_documents(stolen.clone()).await.unwrap() == 1).await;
+    database.until("scheduled", doc! { "_id": id, "locked": true, "attempts": 1 }, 1, "the claim is lost").await;
     pause(Duration::from_millis(500)).await;
-    assert_eq!(database.raw("notes").count_documents(doc! { "job": id }).await.unwrap(), 0, "a zombie has no effect");
-    assert_eq!(database.raw("archived").count_documents(doc! { "_id": id }).await.unwrap(), 0);
+    assert_eq!(database.count("notes", doc! { "job": id }).await, 0, "a zombie has no effect");
+    assert_eq!(database.count("archived", doc! { "_id": id }).await, 0);
 
     let items = NewJob::bundle([Note { script: "plain".into() }]).enqueue(&store).await.unwrap().id;
     let archived = async || database.raw("archived").find_one(doc! { "_id": items }).await.unwrap();

@@ -35,7 +35,7 @@ use recruiter_tests::{
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
-use super::cli::{count, only, recruiter, spawn};
+use super::cli::{recruiter, spawn};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -71,7 +71,7 @@ async fn reschedule(store: &Store, (job, claim): &(Job, Claim)) {
 }
 
 async fn n_of(database: &TestDatabase, id: JobId) -> i32 {
-    let job = only(database, "scheduled", doc! { "_id": id }).await;
+    let job = database.only("scheduled", doc! { "_id": id }).await;
     job.get_document("workable").unwrap().get_document("parameters").unwrap().get_i32("n").unwrap()
 }
 
@@ -105,7 +105,7 @@ async fn of_a_hundred_jobs_with_one_key_one_is_enqueued() {
         assert_eq!(all.iter().filter(|job| job.is_new).count(), 1, "{unique:?}");
         assert_eq!(all.iter().map(|job| job.id).collect::<BTreeSet<_>>().len(), 1, "all learn the id of the one");
         assert!(all.iter().all(|job| matches!(job.outcome, Outcome::New | Outcome::Duplicate)));
-        assert_eq!(count(&database, "scheduled", doc! {}).await, at as u64 + 1);
+        assert_eq!(database.count("scheduled", doc! {}).await, at as u64 + 1);
     }
 }
 
@@ -125,7 +125,7 @@ async fn a_key_is_free_when_its_scope_ends() {
     for held in &held {
         finish(&store, held).await;
     }
-    let archived = only(&database, "archived", doc! { "_id": first.id }).await;
+    let archived = database.only("archived", doc! { "_id": first.id }).await;
     assert_eq!(archived.get_str("unique_while_waiting").unwrap(), "w", "people still see it");
 
     // Until it is finished, in whatever way.
@@ -165,7 +165,7 @@ async fn a_period_ends_by_its_date_and_not_with_its_job() {
     database.raw("unique_periods").update_one(doc! { "_id": "p" }, over).await.unwrap();
     let second = enqueue(&store, of_period()).await;
     assert!(second.is_new);
-    let period = only(&database, "unique_periods", doc! {}).await;
+    let period = database.only("unique_periods", doc! {}).await;
     assert_eq!(period.get_object_id("job").unwrap(), second.id.into());
     let indexes = database.database().run_cursor_command(doc! { "listIndexes": "unique_periods" }).await.unwrap();
     let indexes: Vec<Document> = indexes.try_collect().await.unwrap();
@@ -194,7 +194,7 @@ async fn the_key_of_a_period_and_its_job_are_one() {
     let refused = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").error_code(2).arm(database.uri()).await;
     enqueue_fails(&store, of_period()).await;
     drop(refused);
-    assert_eq!(count(&database, "unique_periods", doc! {}).await, 0);
+    assert_eq!(database.count("unique_periods", doc! {}).await, 0);
     assert!(enqueue(&store, of_period()).await.is_new);
     drop(database);
     mongo.stop().await.unwrap();
@@ -210,10 +210,10 @@ async fn a_waiting_job_is_replaced_and_a_started_one_is_not() {
     for unique in [Unique::by_key("w").while_waiting(), Unique::by_key("f"), Unique::by_key("p").for_period(HOUR)] {
         let replace = |n| keyed(n, unique.clone().on_conflict(OnConflict::Replace));
         let first = enqueue(&store, replace(1).tag("old").urn("old").in_group("old").expires_after(HOUR).after(HOUR / 2)).await;
-        let before = only(&database, "scheduled", doc! { "_id": first.id }).await;
+        let before = database.only("scheduled", doc! { "_id": first.id }).await;
         let second = enqueue(&store, replace(2).in_group("new").priority(Priority::MAX)).await;
         assert_eq!((second.id, second.is_new, second.outcome), (first.id, false, Outcome::Replaced));
-        let after = only(&database, "scheduled", doc! { "_id": first.id }).await;
+        let after = database.only("scheduled", doc! { "_id": first.id }).await;
         assert_eq!(n_of(&database, first.id).await, 2);
         assert_eq!((after.get_str("group").unwrap(), after.get_i32("priority").unwrap()), ("new", 9));
         assert!(after.get_datetime("scheduled_at").unwrap() < before.get_datetime("scheduled_at").unwrap());
@@ -240,7 +240,7 @@ async fn a_waiting_job_is_replaced_and_a_started_one_is_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_postponed_job_waits_for_the_last_call_but_not_for_ever() {
     let (database, store) = prepared().await;
-    let due = async |id: JobId| only(&database, "scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().to_chrono();
+    let due = async |id: JobId| database.only("scheduled", doc! { "_id": id }).await.get_datetime("scheduled_at").unwrap().to_chrono();
     let at_most = Duration::from_secs(100);
     let call =
         |n, delay: u64| keyed(n, Unique::by_key("k").on_conflict(OnConflict::Postpone { at_most })).after(Duration::from_secs(delay));
@@ -251,7 +251,7 @@ async fn a_postponed_job_waits_for_the_last_call_but_not_for_ever() {
     let later = due(first.id).await;
     assert!(later - early >= TimeDelta::seconds(50));
     assert_eq!(n_of(&database, first.id).await, 1, "only the date changes");
-    assert!(only(&database, "scheduled", doc! { "_id": first.id }).await.contains_key("expires_at"), "the expiry belongs to the date");
+    assert!(database.only("scheduled", doc! { "_id": first.id }).await.contains_key("expires_at"), "the expiry belongs to the date");
     enqueue(&store, call(3, 10)).await;
     assert_eq!(due(first.id).await, later, "never earlier");
     let created = doc! { "$set": { "created_at": bson::DateTime::from_chrono(store.now() - TimeDelta::seconds(30)) } };
@@ -283,7 +283,7 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
     assert!(new.len() == 1 && new[0].outcome == Outcome::RunsOnceMore, "{all:?}");
     let successor = new[0].id;
     assert!(all.iter().all(|job| job.id == successor));
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 2);
+    assert_eq!(database.count("scheduled", doc! {}).await, 2);
     // It is not due, and an operator does not make it so by mistake.
     assert!(read(store, &[successor]).await[0].due().unwrap() > store.now() + TimeDelta::days(365));
     let changed = store.control(false).change(&Change::Retry { again: false, with: Box::default() }, &[successor]).await.unwrap();
@@ -297,7 +297,7 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
     database.raw("scheduled").delete_one(doc! { "_id": held.0.id }).await.unwrap();
     assert_eq!(store.release_orphaned_successors().await.unwrap(), 1);
     // A delay holds from the call.
-    let third = only(&database, "scheduled", doc! {}).await.get_object_id("_id").unwrap().into();
+    let third = database.only("scheduled", doc! {}).await.get_object_id("_id").unwrap().into();
     let held = start_one(store, third).await;
     let delayed = enqueue(store, once_more(10).after(HOUR)).await;
     finish(store, &held).await;
@@ -326,7 +326,7 @@ async fn a_call_whose_reply_was_lost_can_be_repeated() {
         let second = enqueue(&store, job()).await;
         assert_eq!(second.id, id);
         assert!(first.is_ok() || second.outcome == Outcome::KnownId, "{first:?}, {second:?}");
-        assert_eq!(count(&database, "scheduled", doc! {}).await, at as u64 + 1);
+        assert_eq!(database.count("scheduled", doc! {}).await, at as u64 + 1);
         assert_eq!(enqueue(&store, job()).await.outcome, Outcome::KnownId);
         assert_eq!(enqueue(&store, keyed(9, unique.clone())).await.id, id, "without the id it is a duplicate");
         finish(&store, &start_one(&store, id).await).await;
@@ -354,7 +354,7 @@ async fn a_batch_may_have_the_same_key_several_times() {
         assert_eq!(enqueued[same].id, enqueued[first].id);
     }
     assert_eq!(n_of(&database, enqueued[2].id).await, 5);
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 4);
+    assert_eq!(database.count("scheduled", doc! {}).await, 4);
     // More than one command.
     let many = store.enqueue_many((0..2_500).map(|n| keyed(n, Unique::by_key(format!("m{}", n % 1_250))))).await.unwrap();
     assert_eq!(many.iter().filter(|job| job.is_new).count(), 1_250);
@@ -595,7 +595,7 @@ async fn what_cannot_be_is_refused_before_anything_is_sent() {
     said(&["--unique", "k", "--on-conflict", "postpone", "--postpone-at-most", "1m"], 2, "needs a later date");
     said(&["--on-conflict", "replace"], 2, "add --unique KEY");
     said(&["--unique", "k", "--unique-until", "started", "--on-conflict", "run-once-more"], 2, "can run once more only");
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -608,7 +608,7 @@ async fn the_command_line_says_what_has_happened() {
     };
     let first = enqueue(&["--unique-by", "month,customer", "--after", "1h"]);
     assert_eq!(first["outcome"], "new");
-    let job = only(&database, "scheduled", doc! {}).await;
+    let job = database.only("scheduled", doc! {}).await;
     assert_eq!(job.get_str("unique").unwrap(), r#"report{"customer":17,"month":"2030-01"}"#);
     let second = enqueue(&["--unique-by", "*"]);
     assert_eq!((&second["outcome"], &second["id"]), (&"duplicate".into(), &first["id"]));
@@ -632,15 +632,15 @@ async fn killed_enqueuers_leave_one_job_that_is_done() {
     let (database, store) = prepared().await;
     let mut children: Vec<_> =
         (0..12).map(|_| spawn(&database, &["enqueue", "--class", "noop", "--unique", "k", "--unique-for", "1h"])).collect();
-    wait_until(SOON, "one of them has inserted", async || count(&database, "scheduled", doc! {}).await == 1).await;
+    database.until("scheduled", doc! {}, 1, "one of them has inserted").await;
     for child in &mut children {
         child.kill().unwrap();
         child.wait().unwrap();
     }
     let system = System::start(&database, Setup::default());
-    wait_until(SOON, "it is done", async || count(&database, "archived", doc! { "why": "done" }).await == 1).await;
+    database.until("archived", doc! { "why": "done" }, 1, "it is done").await;
     assert!(!enqueue(&store, keyed(0, Unique::by_key("k").for_period(HOUR))).await.is_new);
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
     system.stop().await;
 }
 
@@ -689,14 +689,13 @@ async fn a_job_that_runs_once_more_never_runs_beside_itself() {
         pause(Duration::from_millis(15)).await;
     }
     // Much sooner than the sweep, which no cleaner makes here.
-    wait_until(SOON, "all are done", async || count(&database, "archived", doc! { "why": "done" }).await == new).await;
+    database.until("archived", doc! { "why": "done" }, new, "all are done").await;
     assert_eq!((seen.executions.load(Ordering::SeqCst), seen.most.load(Ordering::SeqCst)), (new, 1));
     // A retry of a job that is unique while it waits collides with no other.
     let waiting = |fails| Index { fails }.as_job().retry(&again(3)).unique(Unique::by_key("w").while_waiting());
     let mut first = vec![enqueue(&store, waiting(2)).await.id];
-    wait_until(SOON, "it has started", async || count(&database, "scheduled", doc! { "attempts": 0 }).await == 0).await;
+    database.until("scheduled", doc! { "attempts": 0 }, 0, "it has started").await;
     first.push(enqueue(&store, waiting(0).after(Duration::from_secs(1))).await.id);
-    let both = doc! { "_id": { "$in": first }, "why": "done" };
-    wait_until(SOON, "both are done", async || count(&database, "archived", both.clone()).await == 2).await;
+    database.until("archived", doc! { "_id": { "$in": first }, "why": "done" }, 2, "both are done").await;
     local::stop(processes).await;
 }

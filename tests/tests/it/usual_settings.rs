@@ -24,7 +24,7 @@ use recruiter_tests::{
 };
 
 use super::{
-    cli::{Said, count, only, recruiter},
+    cli::{Said, recruiter},
     long_lived::LATEST_MS,
 };
 
@@ -64,14 +64,14 @@ async fn an_integer_of_more_than_64_bits_is_refused_with_its_path_and_nothing_is
         assert_ne!(said.code, 0, "{args:?}");
         assert!(said.err.contains(&format!("`{path}`: ")) && said.err.contains("$numberDecimal"), "{args:?}: {}", said.err);
     }
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 0);
+    assert_eq!(database.count("scheduled", doc! {}).await, 0);
     // What the message advises keeps two jobs apart.
     for id in ["18446744073709551614", "18446744073709551615"] {
         for written in [format!(r#"{{"id": "{id}"}}"#), format!(r#"{{"id": {{"$numberDecimal": "{id}"}}}}"#)] {
             assert_eq!(recruiter(&database, &["enqueue", "--class", "b", "--unique-by", "id", "--parameters", &written]).code, 0);
         }
     }
-    assert_eq!(count(&database, "scheduled", doc! { "workable.class": "b" }).await, 4);
+    assert_eq!(database.count("scheduled", doc! { "workable.class": "b" }).await, 4);
 }
 
 /// A program without a client that answers what the parameters say.
@@ -152,7 +152,7 @@ async fn a_connection_string_of_another_driver_is_used_with_a_warning() {
     let uri = format!(" {}{join}{others}\r\n", database.uri());
     let said = run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "1m")]);
     assert_eq!(said.code, 0, "{}", said.err);
-    assert_eq!(count(&database, "scheduled", doc! {}).await, 1, "in the database of that name");
+    assert_eq!(database.count("scheduled", doc! {}).await, 1, "in the database of that name");
     for option in others.split('&').map(|option| option.split('=').next().unwrap()) {
         assert!(said.err.contains(option), "{option}: {}", said.err);
     }
@@ -295,10 +295,10 @@ async fn blanks_around_names_are_removed_or_refused() {
     drop(worker);
     let set = recruiter(&database, &["consumers", "set", "a", "--topic", "orders.*, refunds.*", "--job", r#"{"class": "a"}"#]);
     assert_eq!(set.code, 0, "{}", set.err);
-    let patterns = only(&database, "consumers", doc! {}).await.to_string();
+    let patterns = database.only("consumers", doc! {}).await.to_string();
     assert!(patterns.contains("\"refunds.*\""), "{patterns}");
     assert_eq!(recruiter(&database, &["limits", "set", " printer\n", "--capacity", "1"]).code, 0);
-    assert_eq!(count(&database, "limits", doc! { "_id": "printer" }).await, 1);
+    assert_eq!(database.count("limits", doc! { "_id": "printer" }).await, 1);
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("schedules.toml");
     fs::write(&file, "namespace = \"n\"\n[schedules.s]\nevery = \"1d\"\njob = { class = \"mail\" }\n").unwrap();
@@ -374,8 +374,7 @@ async fn a_closed_pipe_ends_what_follows() {
     let said = shell(&database, "\"$0\" jobs export --state scheduled | head -n 1", async || {}).await;
     assert_eq!(String::from_utf8_lossy(&said.stdout).lines().count(), 1);
     assert!(said.stderr.is_empty(), "{said:?}");
-    let left = doc! { "_id": "subscribers", "by": { "$nin": [{}, null] } };
-    wait_until(SOON, "no subscription is left", async || count(&database, "metadata", left.clone()).await == 0).await;
+    database.until("metadata", doc! { "_id": "subscribers", "by": { "$nin": [{}, null] } }, 0, "no subscription is left").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
