@@ -80,6 +80,8 @@ pub async fn mongod_with_access_control() -> (EmbeddedMongo, String) {
 pub struct TestDatabase {
     uri: String,
     database: Database,
+    /// The server of this database alone, which ends after it.
+    _server: Option<EmbeddedMongo>,
 }
 
 impl TestDatabase {
@@ -88,12 +90,28 @@ impl TestDatabase {
         Self::on(shared().await).await
     }
 
+    /// Creates a database on a MongoDB of its own, which ends with it.
+    pub async fn of_its_own() -> Self {
+        let server = own_mongod().await;
+        let mut database = Self::on(&server.uri()).await;
+        database._server = Some(server);
+        database
+    }
+
+    /// Creates a database on a MongoDB of its own, with access control. Its connection string has the credentials of [`USER`].
+    pub async fn with_access_control() -> Self {
+        let (server, uri) = mongod_with_access_control().await;
+        let mut database = Self::on(&uri).await;
+        database._server = Some(server);
+        database
+    }
+
     /// Creates a database on another MongoDB, for example a test's [`own_mongod`].
     pub async fn on(server: &str) -> Self {
         let name = format!("{PREFIX}{}", ObjectId::new());
         let uri = ConnectArgs::to(server).database(&name).uri;
         let database = client(&uri, SELECTION_LIMIT).await.database(&name);
-        Self { uri, database }
+        Self { uri, database, _server: None }
     }
 
     /// The connection string for processes, with this database.
@@ -148,7 +166,7 @@ impl TestDatabase {
         wait_for(SOON, "the job is archived", find)
     }
 
-    /// Limits the duration of a transaction on this MongoDB, a test's [`own_mongod`]. The transaction that a killed process has left open
+    /// Limits the duration of a transaction on this MongoDB, one of a test's own. The transaction that a killed process has left open
     /// keeps its locks until then, by default for a minute.
     ///
     /// # Panics

@@ -10,7 +10,7 @@ use recruiter_common::{
 use recruiter_tests::{
     ledger::Entry,
     local::{self, Local},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     oracle::Policy,
     processes::Process,
     proxy::Proxy,
@@ -131,10 +131,9 @@ async fn slow_lines(set: &ReplicaSet) {
 #[tokio::test(flavor = "multi_thread")]
 async fn large_jobs_come_through_a_slow_line() {
     const LARGE: usize = 6;
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = local::store(&database).await;
-    let line = Proxy::before(&mongo.uri()).await;
+    let line = Proxy::before(database.uri()).await;
     line.slow(Duration::ZERO, 1_000_000);
     let recruiter = Local::recruiter(&database, &[]);
     let worker = Process::start("recruiter-worker", &["--builtins"], &[("MONGODB_URI", &line.uri(database.name()))]);
@@ -151,6 +150,4 @@ async fn large_jobs_come_through_a_slow_line() {
         .await;
     drop(worker);
     recruiter.stop().await;
-    drop(database);
-    mongo.stop().await.unwrap();
 }

@@ -11,7 +11,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::announcement,
     ledger::Entry,
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     oracle::Policy,
     wait::{SOON, wait_until},
     world::{Role, World},
@@ -40,8 +40,7 @@ async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {
 /// what a cleaner has sent meanwhile are carried out in any order; one worker sends its heartbeat only then, which is the worst case.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_declared_dead_while_writes_stand_still() {
-    let mongod = own_mongod().await;
-    let mut world = World::on(TestDatabase::on(&mongod.uri()).await).await;
+    let mut world = World::on(TestDatabase::of_its_own().await).await;
     let late = Registration { lease_ms: 600, ..announcement(1) };
     // For a retirement in the middle; no cleaner would send it so soon.
     let patient = Registration { lease_ms: 600_000, ..announcement(1) };
@@ -89,5 +88,4 @@ async fn nobody_is_declared_dead_while_writes_stand_still() {
     assert!(world.until_quiet(SOON).await, "{}", world.logs());
     let findings = world.judge().await;
     assert_eq!((findings.deaths, findings.all()), (0, Vec::new()), "{}", world.logs());
-    mongod.stop().await.unwrap();
 }

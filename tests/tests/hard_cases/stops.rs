@@ -419,8 +419,6 @@ async fn stop_without_mongodb() -> Duration {
     let took = begin.elapsed();
     assert!(status.success(), "after {took:?}: {status}\n{}", world.logs());
     mongo.resume().unwrap();
-    drop(world);
-    mongo.stop().await.unwrap();
     took
 }
 
@@ -444,7 +442,5 @@ async fn stop_of_a_cleaner_without_mongodb() -> Duration {
     let took = begin.elapsed();
     assert!(status.success(), "after {took:?}: {status}\n{}", world.logs());
     mongo.resume().unwrap();
-    drop(world);
-    mongo.stop().await.unwrap();
     took
 }

@@ -91,7 +91,6 @@ async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
     assert_eq!(row.findings.deaths, 0, "{}", world.logs());
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     row.close();
-    mongo.stop().await.unwrap();
 }
 
 /// As a container does: a pid namespace of its own, in which it is process 1, and the hostname of the machine. The user namespace

@@ -392,7 +392,6 @@ async fn a_kill_in_the_middle_of_a_group_commit_frees_its_jobs_at_once() {
         rows.iter_mut().find(|row| row.0 == role).unwrap().1.add(findings, recovery);
     }
     rows.into_iter().for_each(|(_, row)| row.close());
-    mongod.stop().await.unwrap();
 }
 
 async fn killed_in_a_commit(uri: &str, role: Role, moment: Moment, step: &str) -> (Findings, Duration) {

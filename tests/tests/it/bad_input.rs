@@ -15,7 +15,7 @@ use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},
     fail_points::FailPoint,
     local::{ids, prepared, store},
-    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod, standalone_mongod, temporary},
+    mongo::{PASSWORD, TestDatabase, USER, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
     wait::{SOON, best_of_three, wait_until, within},
@@ -99,10 +99,8 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
         assert_eq!(code, Some(77), "{said}");
         assert!(said.contains("rs.initiate()"), "{said}");
     }
-    standalone.stop().await.unwrap();
 
-    let (mongo, uri) = mongod_with_access_control().await;
-    let database = TestDatabase::on(&uri).await;
+    let database = TestDatabase::with_access_control().await;
     let reader = doc! { "createUser": "reader", "pwd": "pw", "roles": [{ "role": "read", "db": database.name() }] };
     database.database().client().database("admin").run_command(reader).await.unwrap();
     let as_reader = database.uri().replace(&format!("{USER}:{PASSWORD}@"), "reader:pw@");
@@ -131,8 +129,6 @@ async fn a_mongodb_that_will_not_do_is_refused_with_what_to_do() {
     assert_eq!(code, Some(0), "{said}");
     database.until("archived", doc! { "why": "done" }, 1, "the job is done").await;
     drop(running);
-    drop(database);
-    mongo.stop().await.unwrap();
 }
 
 /// The most common first mistakes: each error message names the remedy, and none is the driver's text.
@@ -155,13 +151,10 @@ async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_th
     let at = |mongo: &EmbeddedMongo, query: &str| format!("mongodb://127.0.0.1:{}/jobs?{query}", mongo.port());
     check(&at(&not_initiated, ""), 77, "run rs.initiate() once in mongosh").await;
     check(&at(&not_initiated, "replicaSet=rs0"), 77, "run rs.initiate() once in mongosh").await;
-    not_initiated.stop().await.unwrap();
     let mongo = own_mongod().await;
     check(&at(&mongo, "replicaSet=wrong"), 77, "is a member of the replica set `rs0`, and MONGODB_URI has replicaSet=wrong").await;
-    mongo.stop().await.unwrap();
     let standalone = standalone_mongod().await;
     check(&at(&standalone, "replicaSet=rs0"), 77, "is a standalone server").await;
-    standalone.stop().await.unwrap();
     check("mongodb://127.0.0.1:1/jobs?replicaSet=rs0", 69, "(Connection refused").await;
     check("mongodb://", 2, "it looks like mongodb://user").await;
     check("mongodb://127.0.0.1:27017/jobs?w=-1", 2, "it looks like mongodb://user").await;
@@ -170,8 +163,7 @@ async fn a_replica_set_that_is_not_what_was_named_is_told_apart_from_a_server_th
 /// A look at jobs from a laptop, with a user that may do nothing else.
 #[tokio::test]
 async fn asking_needs_the_right_to_read_and_no_other() {
-    let (mongo, uri) = mongod_with_access_control().await;
-    let database = TestDatabase::on(&uri).await;
+    let database = TestDatabase::with_access_control().await;
     let id = NewJob::of_class("sleep", doc! {}).enqueue(&*store(&database).await).await.unwrap().id.to_string();
     let admin = database.database().client().database("admin");
     for (user, roles) in [("reader", vec![doc! { "role": "read", "db": database.name() }]), ("nobody", vec![])] {
@@ -196,8 +188,6 @@ async fn asking_needs_the_right_to_read_and_no_other() {
     let (code, said) = ended("recruiter", &["jobs", "cancel", &id], &[("MONGODB_URI", &as_user("reader"))]).await;
     assert_eq!(code, Some(77), "{said}");
     assert!(said.contains("give it the role readWrite"), "{said}");
-    drop(database);
-    mongo.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -266,7 +256,6 @@ async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     let id = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id;
     assert_eq!(why(&database.archived(id).await), "done");
     system.stop().await;
-    mongo.stop().await.unwrap();
 }
 
 /// I9: each invalid document fails alone, with a reason in its own history; documents with few fields are valid.
@@ -473,8 +462,7 @@ async fn an_outcome_that_cannot_be_archived_waits_in_its_worker() {
 #[tokio::test]
 async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
     // Beside the large documents of other tests its storage might have no room for one of this size.
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     let mut system = System::start(&database, Setup::default());
     let large = sleep(600_000).enqueue(&store).await.unwrap().id;
@@ -494,7 +482,6 @@ async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
     assert!(ended.contains_key("reduced") || ended.contains_key("note"));
     database.until("roster", doc! {}, 0, "the dead worker is buried").await;
     system.stop().await;
-    mongod.stop().await.unwrap();
 }
 
 /// Hand-deleted roster documents and half-written locks are found by the slow sweep.
@@ -595,8 +582,7 @@ async fn the_jobs_of_a_worker_with_a_strange_document_are_left_to_it() {
 /// one batch would fail the ends of other jobs with them.
 #[tokio::test]
 async fn a_document_that_is_no_job_is_recorded_once() {
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let system = System::start(&database, Setup::default());
     let first = NewJob::of_class("noop", doc! {}).enqueue(&*store(&database).await).await.unwrap().id;
     database.archived(first).await;
@@ -612,6 +598,4 @@ async fn a_document_that_is_no_job_is_recorded_once() {
     assert_eq!(logged.matches("is not a job; archiving it as malformed").count(), 1, "{logged}");
     drop(slow);
     system.stop().await;
-    drop(database);
-    mongo.stop().await.unwrap();
 }

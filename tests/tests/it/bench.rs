@@ -1,7 +1,7 @@
 //! `recruiter bench`: every benchmark runs, reports correct counts, and leaves no data. Figures of a debug build have no meaning.
 
 use recruiter_tests::{
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     processes::{Process, handles_term},
     wait::{SOON, wait_for, wait_until},
 };
@@ -69,14 +69,11 @@ async fn items_of_bundles_are_counted() {
 #[tokio::test]
 async fn on_a_given_mongodb_nothing_is_left_behind() {
     // Other benchmarks run on the shared one.
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     bench(&["limit", "-n", "700", "--lanes", "2", "--on", database.uri()]).await;
     bench(&["burn-down", "-n", "300", "--on", database.uri()]).await;
     let left = database.database().client().list_database_names().await.unwrap();
     assert!(left.iter().all(|name| !name.starts_with("recruiter_bench_")), "{left:?}");
-    drop(database);
-    mongod.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -175,8 +172,7 @@ async fn what_grows_is_there_and_the_jobs_are_done_beside_it() {
 
 #[tokio::test]
 async fn a_benchmark_that_is_stopped_says_so_and_cleans_up() {
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let mut process = Process::start("recruiter", &["bench", "burn-down", "-n", "2000000", "--on", database.uri()], &[]);
     let bench_databases = async || {
         let names = database.database().client().list_database_names().await.unwrap();
@@ -186,8 +182,6 @@ async fn a_benchmark_that_is_stopped_says_so_and_cleans_up() {
     process.terminate();
     assert_eq!(process.wait_exit(SOON).await.code(), Some(130), "{}", process.stderr());
     assert!(process.stdout().is_empty() && process.stderr().contains("stopped by a signal"), "{}", process.stderr());
-    drop(database);
-    mongod.stop().await.unwrap();
 }
 
 #[tokio::test]

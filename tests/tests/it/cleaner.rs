@@ -13,7 +13,7 @@ use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::{ids, prepared, store},
-    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control, own_mongod},
+    mongo::{PASSWORD, TestDatabase, USER},
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
 };
@@ -158,8 +158,7 @@ async fn a_dead_worker_with_a_damaged_document_is_retired_and_its_jobs_are_rescu
 /// Each attempt hangs in its transaction until the call is given up. Meanwhile others die, one after the other: each is found by a later poll.
 #[tokio::test]
 async fn a_rescue_that_hangs_holds_up_no_other() {
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     let gone = ProcessIdentity { pid: i32::MAX, ..ProcessIdentity::of_this_process().unwrap() };
     let dead = || Registration { process: gone.clone(), ..announcement(1) };
@@ -211,8 +210,7 @@ async fn a_rescue_reads_large_jobs_in_portions() {
 /// MongoDB lets a user end its own transactions only.
 #[tokio::test]
 async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
-    let (mongo, uri) = mongod_with_access_control().await;
-    let database = TestDatabase::on(&uri).await;
+    let database = TestDatabase::with_access_control().await;
     let store = store(&database).await;
     let admin = database.database().client().database("admin");
     database.limit_transactions(600).await;
@@ -246,7 +244,6 @@ async fn a_cleaner_says_once_that_workers_have_another_mongodb_user() {
     assert_eq!((warned(&other, "another MongoDB user"), warned(&other, "could not be rescued yet, probably")), (1, 1), "{said}");
     assert_eq!(warned(&same, "MongoDB user"), 0, "{}", same.stderr());
     drop((armed, database));
-    mongo.stop().await.unwrap();
 }
 
 /// Makes nonsense of the only document in the roster, as its bytes even.

@@ -18,7 +18,7 @@ use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::{prepared, store},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     oracle::number,
     processes::{Setup, System, binary},
     wait::{SOON, wait_until},
@@ -226,11 +226,10 @@ async fn nothing_in_a_file_is_nothing_to_do() {
 /// The replies to some inserts are lost after they were carried out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_lost_reply_enqueues_nothing_twice() {
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     recruiter(&database, &["stats"]);
     let fault = FailPoint::new("recruiter enqueue", &["insert"]).namespace(database.name(), "scheduled").times(3).write_concern_error(64);
-    let fault = fault.arm(&mongo.uri()).await;
+    let fault = fault.arm(database.uri()).await;
     let said = with_input(&database, &["enqueue", "--from", "-"], lines(0..100).concat().as_bytes());
     assert_eq!((said.code, said.out.lines().count()), (0, 100), "{}", said.err);
     assert_eq!(fault.struck().await, 3);

@@ -81,8 +81,7 @@ async fn publish(store: &Store, topic: &str, numbers: impl IntoIterator<Item = i
 /// Messages are published one by one and in batches while the leader is killed again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_message_becomes_one_job_whoever_leads() {
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     database.limit_transactions(3).await;
     store.consumers().declare("all", patterns(["orders.*"]), handle(), From::Now).await.unwrap();
@@ -120,7 +119,6 @@ async fn each_message_becomes_one_job_whoever_leads() {
     assert_eq!(database.only("consumers", doc! {}).await.get_i64("forwarded").unwrap(), i64::from(published));
     drop(recruiters);
     worker.stop().await;
-    mongod.stop().await.unwrap();
 }
 
 /// An envelope of another program: its `_id` is a text, and one transaction cannot make jobs of all its messages.
@@ -151,7 +149,6 @@ async fn each_message_of_a_large_envelope_becomes_one_job() {
         assert!(all.iter().copied().eq(0..=4_000), "{} jobs", all.len());
         assert_eq!(database.only("consumers", doc! {}).await.get_i64("forwarded").unwrap(), 4_001);
     }
-    mongod.stop().await.unwrap();
 }
 
 /// Each group gets every message of its topics, also those that were published before a recruiter ran; a change keeps the position.

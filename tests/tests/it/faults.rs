@@ -167,15 +167,13 @@ async fn when_mongodb_goes_away_for_a_while_everything_resumes_and_nothing_is_lo
     assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
     assert_eq!(world.count("archived", doc! { "why": "done" }).await, jobs);
     world.close().await;
-    mongod.stop().await.unwrap();
 }
 
 /// I2, I3: the reply to a start or to a commit is lost or says that it may not last, also when it is asked for again; a transaction
 /// is aborted behind our back.
 #[tokio::test]
 async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
-    let mongod = own_mongod().await;
-    let mut world = world(TestDatabase::on(&mongod.uri()).await).await;
+    let mut world = world(TestDatabase::of_its_own().await).await;
     world.start(Role::Worker, &["--lease", "10m"], &[]);
     let fault = |command: &str| FailPoint::new("recruiter-worker", &[command]);
     let on = |collection: &str, command: &str| fault(command).namespace(world.database.name(), collection);
@@ -190,7 +188,7 @@ async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
     ];
     const JOBS: u64 = 10;
     for (group, fault) in faults {
-        let armed = fault.arm(&mongod.uri()).await;
+        let armed = fault.arm(world.database.uri()).await;
         for _ in 0..JOBS {
             world.enqueue(Entry::lasting(0).in_group(group), Policy::Never).await.unwrap();
         }
@@ -201,7 +199,6 @@ async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
     assert_eq!(world.count("archived", doc! { "group": "starts", "why": "done" }).await, 2 * JOBS);
     assert_eq!(world.count("archived", doc! { "group": "commits", "why": "done", "attempts": 1 }).await, 5 * JOBS);
     world.close().await;
-    mongod.stop().await.unwrap();
 }
 
 /// I7: with a collection of hints that cannot be listened to, every hint is lost.

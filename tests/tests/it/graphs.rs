@@ -23,7 +23,7 @@ use recruiter_tests::{
     diary::Diary,
     fail_points::FailPoint,
     local::{self, Local, connect_args, prepared, store, store_behind_a_proxy},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     processes::{Process, Setup, System, binary},
     proxy::Action,
     wait::{SOON, wait_for, wait_until},
@@ -514,8 +514,7 @@ async fn graphs_advance_once_and_in_order_whatever_is_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_large_jobs_are_cancelled_in_little_memory() {
     // So much is written that the oplog of a shared one would lose what subscribers of other tests have not read.
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     let parent = JobId::new();
     let recruiter = Process::on(&database, "recruiter", &["run"]);
@@ -532,7 +531,6 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
     let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB");
     assert!(most.parse::<u64>().unwrap() < 220_000, "{most} kB");
     drop((recruiter, store, database));
-    mongod.stop().await.unwrap();
 }
 
 /// Two jobs that change with each attempt, and write conflicts: the cancellation tries them again, and leaves none out.
@@ -899,8 +897,7 @@ fn failed(graph: GraphId, id: JobId, waits_for: &[JobId], ballast: &str) -> Docu
 /// 60 large jobs, which wait for each other, and 1,100 small ones. The first process is killed in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_large_jobs_are_retried_in_little_memory_whatever_is_killed() {
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     database.limit_transactions(2).await;
     let store = store(&database).await;
     store.prepare_graphs().await.unwrap();
@@ -917,7 +914,7 @@ async fn many_large_jobs_are_retried_in_little_memory_whatever_is_killed() {
     // The small ones need three transactions, and the large ones come last. The server ends the delay also for a process that is killed.
     let fault = FailPoint::new("recruiter graph", &["insert"]).namespace(database.name(), "scheduled").skip(10);
     let fault = fault.block(Duration::from_secs(5));
-    let armed = fault.arm(&mongod.uri()).await;
+    let armed = fault.arm(database.uri()).await;
     let mut first = Process::on(&database, "recruiter", &["graph", "retry", &id]);
     wait_until(SOON, "it is in the middle", async || armed.struck().await == 1).await;
     first.kill();
@@ -949,5 +946,4 @@ sys.exit(code)";
     }
     assert!(jobs.values().all(|job| !job.is_retrying), "the retry is complete");
     drop((first, store, database));
-    mongod.stop().await.unwrap();
 }

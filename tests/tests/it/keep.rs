@@ -19,7 +19,7 @@ use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},
     fail_points::FailPoint,
     local::{self, Local, ids, prepared, store},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     wait::{SOON, wait_until},
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
@@ -154,8 +154,7 @@ async fn a_bundle_leaves_nothing_if_every_item_has_succeeded() {
 /// claim is taken for lost, and no job runs twice.
 #[tokio::test]
 async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim() {
-    let mongod = own_mongod().await;
-    let setting = Setting::on(TestDatabase::on(&mongod.uri()).await).await;
+    let setting = Setting::on(TestDatabase::of_its_own().await).await;
     let fault = |command: &str| FailPoint::new("recruiter-worker", &[command]);
     let on_deletes = || fault("delete").namespace(setting.database.name(), "scheduled");
     let faults = [
@@ -174,7 +173,7 @@ async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim(
     let before = transactions().await;
     for (with, fault) in faults {
         assert!(with == "transactions" || transactions().await == before, "deletions alone need no transaction");
-        let armed = fault.arm(&mongod.uri()).await;
+        let armed = fault.arm(setting.database.uri()).await;
         let others = if with == "transactions" { JOBS } else { 0 };
         let other = |_| Fleeting { failures: 0 }.as_job().keep(Keep::All).in_group("kept");
         let deleted = |_| Fleeting { failures: 0 }.as_job();
@@ -189,14 +188,12 @@ async fn a_deletion_of_unknown_outcome_is_made_once_and_taken_for_no_lost_claim(
     until_counted(&setting.store, "generic", 5 * JOBS).await;
     assert_eq!(setting.database.count("archived", doc! {}).await, 2 * JOBS);
     setting.stop().await;
-    mongod.stop().await.unwrap();
 }
 
 /// A transaction whose commit got no answer may be open, and keep its jobs locked: a deletion beside it would wait for its end.
 #[tokio::test]
 async fn a_deletion_does_not_wait_for_an_earlier_transaction_of_its_session() {
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     database.limit_transactions(3_600).await;
     let store = store(&database).await;
     let worker = announcement(2);
@@ -210,13 +207,12 @@ async fn a_deletion_does_not_wait_for_an_earlier_transaction_of_its_session() {
         Archival::ended(job, *claim, Ending::new(execution, FinishReason::DONE))
     };
     let (mut session, ends) = (CommitSession::default(), [end(ids[0]), end(ids[1])]);
-    let armed = FailPoint::new("test", &["commitTransaction", "abortTransaction"]).close_connection().arm(&mongod.uri()).await;
+    let armed = FailPoint::new("test", &["commitTransaction", "abortTransaction"]).close_connection().arm(database.uri()).await;
     assert!(store.archive(&mut session, &ends).await.is_err());
     drop(armed);
     let deleted = tokio::time::timeout(SOON, store.archive(&mut session, &ends[1..])).await;
     assert_eq!(deleted.expect("it does not wait").unwrap(), [Recorded::Yes]);
     assert_eq!(store.archive(&mut session, &ends).await.unwrap(), [Recorded::Yes; 2]);
-    mongod.stop().await.unwrap();
 }
 
 /// The caller's transaction deletes and counts the job, or does neither.

@@ -20,7 +20,7 @@ use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,
     local::{prepared, store},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     processes::{Setup, System, binary},
     wait::{SOON, wait_until},
 };
@@ -436,8 +436,7 @@ async fn a_terminal_is_asked_for_confirmation_and_shows_colours() {
 /// A signal in the middle, the replies of two commits lost, and the whole process killed: said again, the command does the rest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_interrupted_retry_goes_on_where_it_was() {
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let _store = store(&database).await;
     insert(&database, "archived", (0..4_000).map(|_| archived("a", "gave-up", 10)).collect()).await;
     let retried = async || database.count("archived", doc! { "retried_as": { "$exists": true } }).await;
@@ -445,7 +444,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
     // So slow that both signals arrive in the middle.
     let slow = FailPoint::new("recruiter jobs", &["commitTransaction"]).block(Duration::from_secs(2));
 
-    let fault = slow.arm(&mongo.uri()).await;
+    let fault = slow.arm(database.uri()).await;
     let child = spawn(&database, &retry);
     wait_until(SOON, "some are retried", async || retried().await >= 500).await;
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
@@ -465,7 +464,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
 
     // MongoDB ends the open transaction of the killed process after a minute; here it is ended at once.
     database.database().run_command(doc! { "killAllSessions": [] }).await.unwrap();
-    let fault = FailPoint::new("recruiter jobs", &["commitTransaction"]).times(2).write_concern_error(64).arm(&mongo.uri()).await;
+    let fault = FailPoint::new("recruiter jobs", &["commitTransaction"]).times(2).write_concern_error(64).arm(database.uri()).await;
     let said = recruiter(&database, &retry);
     assert_eq!((said.code, fault.struck().await), (0, 2), "{}", said.err);
     each_was_retried_once(&database, doc! {}).await;

@@ -23,7 +23,7 @@ use recruiter_common::{
 use recruiter_tests::{
     fail_points::FailPoint,
     local::{Local, prepared, store},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     processes::{Process, Recruiters, Setup, System},
     wait::{SOON, best_of_three, wait_for, wait_until},
 };
@@ -131,8 +131,7 @@ async fn runs_start_on_time() {
 /// Two recruiters, the leader is killed at random points: no slot is missed, and none runs twice, also with `keep: "failures"`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_leaders_miss_no_slot_and_repeat_none() {
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     database.limit_transactions(3).await;
     let executions = Executions::default();
@@ -181,14 +180,12 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
     }
     assert_eq!(executions.len(), all);
     worker.stop().await;
-    mongod.stop().await.unwrap();
 }
 
 /// The leader has enqueued the job of a slot, cannot record that, and the job is done: of one of the two schedules nothing is left by then.
 #[tokio::test]
 async fn an_advance_that_fails_after_the_job_has_run_repeats_no_run() {
-    let mongod = own_mongod().await;
-    let database = TestDatabase::on(&mongod.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     let executions = Executions::default();
     let worker = Local::worker(&database, Worker::new().register::<Counted>(executions.clone()).unwrap(), &[]);
@@ -198,7 +195,7 @@ async fn an_advance_that_fails_after_the_job_has_run_repeats_no_run() {
         set(&database, name, doc! { "last_slot": bson::DateTime::from_chrono(slot - TimeDelta::seconds(1)) }).await;
     }
     let fault = FailPoint::new("recruiter", &["update"]).namespace(database.name(), "schedulers").times(3).close_connection();
-    let armed = fault.arm(&mongod.uri()).await;
+    let armed = fault.arm(database.uri()).await;
     let recruiter = Process::on(&database, "recruiter", &["run"]);
     for name in ["kept", "fleeting"] {
         let is_handled = async || document(&database, name).await.get_datetime("last_slot").unwrap().to_chrono() == slot;
@@ -213,7 +210,6 @@ async fn an_advance_that_fails_after_the_job_has_run_repeats_no_run() {
     drop(recruiter);
     worker.stop().await;
     drop(armed);
-    mongod.stop().await.unwrap();
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use recruiter_tests::{
     factory::minimal_job,
     fail_points::FailPoint,
     local::{prepared, store},
-    mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
+    mongo::{PASSWORD, TestDatabase, USER},
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
 };
@@ -223,8 +223,7 @@ async fn the_indexes_of_an_earlier_release_serve_it_until_the_new_one_leads() {
 /// The role `readWrite` is enough, but for changing a validator that is there.
 #[tokio::test]
 async fn an_ordinary_user_is_enough_to_make_and_to_mend() {
-    let (mongo, uri) = mongod_with_access_control().await;
-    let database = TestDatabase::on(&uri).await;
+    let database = TestDatabase::with_access_control().await;
     let writer = doc! { "createUser": "writer", "pwd": "pw", "roles": [{ "role": "readWrite", "db": database.name() }] };
     database.database().client().database("admin").run_command(writer).await.unwrap();
     let connect = || async {
@@ -250,7 +249,6 @@ async fn an_ordinary_user_is_enough_to_make_and_to_mend() {
     is_enqueued(&store(&database).await).await;
     assert!(armed.struck().await > 0);
     drop((armed, database));
-    mongo.stop().await.unwrap();
 }
 
 async fn is_enqueued(store: &Store) {

@@ -70,7 +70,7 @@ fn foreign_in(failed: &ConnectError) -> String {
 /// As a user with the role `readWrite`, who may drop collections as well.
 #[tokio::test]
 async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone() {
-    let (mongo, uri) = mongod_with_access_control().await;
+    let (_mongo, uri) = mongod_with_access_control().await;
     for name in schema::collection_names().chain(["signals_7"]) {
         let database = TestDatabase::on(&uri).await;
         let user = database.name().to_owned();
@@ -86,7 +86,6 @@ async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone
         NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
         assert_eq!(everything_in(&database).await, before, "{name}");
     }
-    mongo.stop().await.unwrap();
 }
 
 /// What looks like Recruiter's says nothing where Recruiter has made nothing: `unique_periods` would get an index by which MongoDB deletes

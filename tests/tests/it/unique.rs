@@ -27,7 +27,7 @@ use recruiter_tests::{
     factory::{again, minimal_job, read, start, started, to_start},
     fail_points::FailPoint,
     local::{self, Local, prepared, store},
-    mongo::{TestDatabase, own_mongod},
+    mongo::TestDatabase,
     mongosh,
     processes::{Setup, System},
     wait::{SOON, wait_until},
@@ -186,8 +186,7 @@ async fn a_period_ends_by_its_date_and_not_with_its_job() {
 /// The key is written with the job or not at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn the_key_of_a_period_and_its_job_are_one() {
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     let of_period = || keyed(0, Unique::by_key("p").for_period(HOUR));
     // The insert of the job, which follows that of the key.
@@ -196,8 +195,6 @@ async fn the_key_of_a_period_and_its_job_are_one() {
     drop(refused);
     assert_eq!(database.count("unique_periods", doc! {}).await, 0);
     assert!(enqueue(&store, of_period()).await.is_new);
-    drop(database);
-    mongo.stop().await.unwrap();
 }
 
 async fn enqueue_fails(store: &Store, job: NewJob) {
@@ -307,8 +304,7 @@ async fn a_running_job_has_one_successor_that_starts_after_its_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_call_whose_reply_was_lost_can_be_repeated() {
-    let mongo = own_mongod().await;
-    let database = TestDatabase::on(&mongo.uri()).await;
+    let database = TestDatabase::of_its_own().await;
     let store = store(&database).await;
     for (at, unique) in
         [Unique::by_key("w").while_waiting(), Unique::by_key("f"), Unique::by_key("p").for_period(HOUR)].into_iter().enumerate()
@@ -334,8 +330,6 @@ async fn a_call_whose_reply_was_lost_can_be_repeated() {
         let filler = minimal_job("filler");
         database.raw("scheduled").insert_one(filler).await.unwrap();
     }
-    drop(database);
-    mongo.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

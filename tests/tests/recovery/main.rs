@@ -243,6 +243,5 @@ async fn outage(seconds: u16) -> (Findings, Duration) {
     assert!(world.until_quiet(SOON * 4).await, "{}", world.logs());
     assert!(!world.logs().contains("a worker is dead"), "{}", world.logs());
     let findings = world.judge().await;
-    mongod.stop().await.unwrap();
     (findings, recovery)
 }
