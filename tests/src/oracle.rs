@@ -154,13 +154,18 @@ impl Findings {
     }
 }
 
+/// The jobs of the archive.
+pub(crate) async fn archived(database: &TestDatabase) -> HashMap<JobId, Document> {
+    let found = database.raw("archived").find(doc! {}).await.expect("MongoDB is there");
+    found.map_ok(|job| (id_of(&job), job)).try_collect().await.expect("MongoDB is there")
+}
+
 /// Checks an idle system: no job is enqueued or runs any more. `clock` is the server's clock minus the monotonic one, in milliseconds.
 pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, settings: &Settings, clock: i64) -> Findings {
     let mut findings = Findings::default();
     let all = async |name: &str| database.raw(name).find(doc! {}).await.expect("MongoDB is there").try_collect::<Vec<Document>>().await;
     let scheduled = all("scheduled").await.expect("MongoDB is there");
-    let archived: HashMap<JobId, Document> =
-        all("archived").await.expect("MongoDB is there").into_iter().map(|job| (id_of(&job), job)).collect();
+    let archived = archived(database).await;
     for job in &scheduled {
         if job.get_bool("locked").unwrap_or(true) {
             findings.broken.push(format!("I8: still locked: {job}"));

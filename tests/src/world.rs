@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    ops::Range,
     path::{Path, PathBuf},
     process::ExitStatus,
     sync::{Arc, Mutex, PoisonError},
@@ -12,6 +13,7 @@ use std::{
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
     ids::JobId,
@@ -22,6 +24,7 @@ use recruiter_common::{
 use tempfile::TempDir;
 
 use crate::{
+    constraints::Finished,
     faults::{FAULT, Fault, NOTES},
     ledger::{self, LEDGER, Line},
     local,
@@ -315,6 +318,25 @@ impl World {
         let ids = self.asked.acknowledged();
         let archived = self.database.raw("archived").count_documents(doc! { "_id": { "$in": ids.clone() } }).await;
         waiting.max(ids.len() - archived.map_or(0, |count| usize::try_from(count).unwrap_or(0)))
+    }
+
+    /// The most executions of these jobs, which have ended, at one instant.
+    pub async fn most_at_once(&self, jobs: &[JobId]) -> usize {
+        let archived = oracle::archived(&self.database).await;
+        Finished::new(&archived, &self.ledger(), self.clock().await).most_at_once(jobs.iter().copied())
+    }
+
+    /// Kills processes at random until no job is left, or so many are killed. Between two there are so many milliseconds.
+    pub async fn kill_at_random(&mut self, seed: u64, most: usize, apart_ms: Range<u64>) {
+        let mut random = StdRng::seed_from_u64(seed);
+        for _ in 0..most {
+            self.tend();
+            pause(Duration::from_millis(random.random_range(apart_ms.clone()))).await;
+            if self.unfinished().await == 0 {
+                return;
+            }
+            self.members[random.random_range(0..self.members.len())].process.kill();
+        }
     }
 
     /// Number of jobs that are started and have not ended.

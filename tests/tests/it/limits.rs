@@ -1,15 +1,11 @@
 //! Limits and pauses: capacities and rates hold exactly, also if processes die; what waits says why; a full resource delays no other job.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
-use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
-    ids::{JobId, RoundId, StartId, WorkerId},
+    ids::{JobId, RoundId, WorkerId},
     job::Priority,
     limits::{Limit, Paused, Rate, SettingError},
     retry_policy::RetryManyTimes,
@@ -17,7 +13,7 @@ use recruiter_common::{
     store::{AssignedJobs, Hint, Permit},
 };
 use recruiter_tests::{
-    ledger::{Entry, Event, Line, monotonic_ms},
+    ledger::{Entry, Event, monotonic_ms},
     local::prepared,
     mongo::TestDatabase,
     oracle::Policy,
@@ -56,30 +52,6 @@ pub(super) async fn settings_are_known(world: &World) {
     world.wait_for("the leader knows the settings", async || world.archived(job).await.is_some()).await;
 }
 
-/// The most executions of these jobs at one instant. An execution without an end ended when its process was killed.
-pub(super) fn most_at_once(ledger: &[Line], killed: &HashMap<u32, i64>, is_of: impl Fn(JobId) -> bool) -> usize {
-    let mut executions: BTreeMap<(JobId, StartId), (i64, i64)> = BTreeMap::new();
-    for line in ledger.iter().filter(|line| is_of(line.execution().0)) {
-        let ended = killed.get(&line.worker).map_or(i64::MAX, |killed| line.at_ms.max(*killed) + 1);
-        let times = executions.entry(line.execution()).or_insert((line.at_ms, ended));
-        if line.event == Event::Begin {
-            times.0 = line.at_ms;
-        } else {
-            times.1 = line.at_ms;
-        }
-    }
-    let ends = executions.values().map(|(_, end)| (*end, 0));
-    // At the same millisecond an end comes before a begin.
-    let mut events: Vec<(i64, i64)> = executions.values().map(|(begin, _)| (*begin, 1)).chain(ends).collect();
-    events.sort_unstable();
-    let (mut now, mut most) = (0_usize, 0);
-    for (_, is_begin) in events {
-        now = if is_begin == 1 { now + 1 } else { now.saturating_sub(1) };
-        most = most.max(now);
-    }
-    most
-}
-
 async fn begun(world: &World) -> usize {
     world.ledger().iter().filter(|line| line.event == Event::Begin).count()
 }
@@ -108,29 +80,18 @@ pub(super) async fn said_with_a_recruiter(world: &World, args: &[&str]) -> Value
 async fn no_more_jobs_run_than_a_capacity_allows_whoever_dies() {
     let mut world = world(&["20", "20"]).await;
     world.start(Role::Recruiter, &[], &[]);
-    world.store.limits().set("printer", capacity(3)).await.unwrap();
-    world.store.limits().set("customer:*", capacity(1)).await.unwrap();
-    let mut customers: HashMap<JobId, usize> = HashMap::new();
+    // The oracle compares the executions with them.
+    world.limit("printer", capacity(3)).await;
+    world.limit("customer:*", capacity(1)).await;
+    let mut jobs = Vec::new();
     let policy = RetryManyTimes::new(30, Duration::from_millis(10)).unwrap();
     for number in 0..240 {
-        let customer = number % 6;
-        let job = Entry::lasting(20).limit("printer").limit(format!("customer:{customer}")).retry(&policy);
-        customers.insert(world.enqueue(job, Policy::Again(30)).await.unwrap(), customer);
+        let job = Entry::lasting(20).limit("printer").limit(format!("customer:{}", number % 6)).retry(&policy);
+        jobs.push(world.enqueue(job, Policy::Again(30)).await.unwrap());
     }
-    let (mut random, mut killed) = (StdRng::seed_from_u64(7), HashMap::new());
-    while world.unfinished().await > 0 && killed.len() < 30 {
-        world.tend();
-        pause(Duration::from_millis(random.random_range(100..700))).await;
-        let process = &world.members[random.random_range(0..world.members.len())].process;
-        killed.insert(process.pid(), monotonic_ms());
-        process.kill();
-    }
+    world.kill_at_random(7, 30, 100..700).await;
     assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
-    let ledger = world.ledger();
-    assert_eq!(most_at_once(&ledger, &killed, |_| true), 3, "of the printer");
-    for customer in 0..6 {
-        assert_eq!(most_at_once(&ledger, &killed, |job| customers[&job] == customer), 1, "of customer {customer}");
-    }
+    assert_eq!(world.most_at_once(&jobs).await, 3);
     world.close().await;
 }
 
@@ -343,7 +304,7 @@ async fn a_group_has_a_limit_from_a_plain_document() {
             jobs.push(world.enqueue(Entry::lasting(100), Policy::Never).await.unwrap());
         }
         world.wait_for("all end", async || world.unfinished().await == 0).await;
-        most_at_once(&world.ledger(), &HashMap::new(), |job| jobs.contains(&job))
+        world.most_at_once(&jobs).await
     };
     settings_are_known(&world).await;
     let two = async || {
