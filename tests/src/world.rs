@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use crate::{
     constraints::Finished,
     faults::{FAULT, Fault, NOTES},
-    ledger::{self, LEDGER, Line},
+    ledger::{self, Event, LEDGER, Line},
     local,
     mongo::TestDatabase,
     oracle::{self, Asked, Findings, Policy, Watch},
@@ -189,6 +189,17 @@ impl World {
         self
     }
 
+    /// Starts a recruiter, a cleaner that declares no living process dead, and workers with so many slots each.
+    #[must_use]
+    pub fn patient(mut self, slots: &[&str]) -> Self {
+        self.start(Role::Recruiter, &[], &[]);
+        self.start(Role::Cleaner, &["--dead-after", "10m"], &[]);
+        for slots in slots {
+            self.start(Role::Worker, &["--concurrency", slots, "--lease", "20s"], &[]);
+        }
+        self
+    }
+
     /// Starts a process with these flags, plus the quick ones that they do not override. Returns its index among the
     /// members.
     pub fn start(&mut self, role: Role, args: &[&str], faults: &[Fault]) -> usize {
@@ -264,6 +275,12 @@ impl World {
     /// The ledger that the jobs have written.
     pub fn ledger(&self) -> Vec<Line> {
         ledger::read(&self.ledger_directory())
+    }
+
+    /// The jobs whose executions have begun, in this order, once for each execution.
+    pub fn begun(&self) -> Vec<JobId> {
+        let ledger = self.ledger();
+        ledger.iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().0).collect()
     }
 
     /// Enqueues a job. Records it before it is sent, and again when it is acknowledged.

@@ -116,8 +116,7 @@ impl Stage {
             let failing = Entry { ms: 300, failures: 4, deaf: false }.as_job();
             self.world.enqueue(failing.retry(&again), Policy::Again(AGAIN)).await.unwrap();
         }
-        let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count() >= 3;
-        self.until("the jobs that last are begun", async |world| begun(world)).await;
+        self.until("the jobs that last are begun", async |world| world.begun().len() >= 3).await;
     }
 
     /// Tends the fleet until something is true.

@@ -16,7 +16,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     faults::{Blow, Fault, Moment},
     full_length,
-    ledger::{BlockingPoison, Entry, Event, Harm, Longer, Poison},
+    ledger::{BlockingPoison, Entry, Harm, Longer, Poison},
     mongo::{TestDatabase, own_mongod},
     oracle::{Findings, Policy, number},
     report::Row,
@@ -181,8 +181,7 @@ async fn twice_in_time(between: Duration) -> Option<(Findings, Duration)> {
         never.push(world.enqueue(long(false), Policy::Never).await.unwrap());
     }
     let deaf = world.enqueue(long(true).retry(&again(1)), Policy::Again(1)).await.unwrap();
-    let begun = |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count();
-    wait(&world, "they are running", async || begun(&world) == 5).await;
+    wait(&world, "they are running", async || world.begun().len() == 5).await;
     world.members.iter().for_each(|member| member.process.terminate());
     // Two signals of which the first is not yet taken are one to the kernel.
     let heard_it = |world: &World| world.members.iter().all(|member| member.process.stderr().contains("stop requested"));

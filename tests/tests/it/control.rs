@@ -26,17 +26,7 @@ use recruiter_worker::{BlockingExecutable, Context, Ended, Executable, NotDone, 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::cli::recruiter;
-
-fn begun(world: &World) -> usize {
-    world.ledger().iter().filter(|line| line.event == Event::Begin).count()
-}
-
-/// The exit code, the output and the errors of a command.
-fn cli(database: &TestDatabase, args: &[&str]) -> (i32, String, String) {
-    let said = recruiter(database, args);
-    (said.code, said.out, said.err)
-}
+use super::limits::cli;
 
 async fn host(world: &World) -> String {
     let worker = world.database.raw("roster").find_one(doc! {}).await.unwrap().expect("a worker");
@@ -53,7 +43,7 @@ async fn a_quiet_worker_ends_its_jobs_and_takes_no_more_across_recruiters() {
     for _ in 0..3 {
         long.push(world.enqueue(Entry::lasting(2_000), Policy::Never).await.unwrap());
     }
-    world.wait_for("the long jobs run", async || begun(&world) == 3).await;
+    world.wait_for("the long jobs run", async || world.begun().len() == 3).await;
     let host = host(&world).await;
     let (code, out, err) = cli(&world.database, &["workers", "quiet", "--all", "--dry-run"]);
     assert!(code == 0 && out.contains("(dry run) would be made quiet"), "{out}{err}");
@@ -74,14 +64,14 @@ async fn a_quiet_worker_ends_its_jobs_and_takes_no_more_across_recruiters() {
     let led_again = world.until(SOON, async |world| world.count("metadata", led_again.clone()).await == 1).await;
     assert!(led_again && world.until(SOON, async |world| cli(&world.database, &["stats"]).1.contains("\nleader: ")).await);
     pause(Duration::from_millis(1_500)).await;
-    assert_eq!(begun(&world), 3, "{}", world.logs());
+    assert_eq!(world.begun().len(), 3, "{}", world.logs());
     let (_, out, _) = cli(&world.database, &["roster"]);
     assert!(out.contains("quiet wanted by ada") && out.contains("0/5"), "{out}");
     let (_, out, _) = cli(&world.database, &["jobs", "why", &short[0].to_string()]);
     assert!(out.contains("is quiet or stops") && out.contains("recruiter workers resume"), "{out}");
     assert!(cli(&world.database, &["workers", "quiet", "--all"]).1.contains("is quiet already"));
     assert!(cli(&world.database, &["workers", "resume", "--host", &host]).1.contains("takes jobs again"));
-    world.wait_for("the others run", async || begun(&world) == 13).await;
+    world.wait_for("the others run", async || world.begun().len() == 13).await;
     assert!(cli(&world.database, &["workers", "resume", "--all"]).1.contains("is not quiet"));
     world.close().await;
 }
@@ -93,11 +83,11 @@ async fn a_quiet_worker_returns_its_jobs_ahead_to_the_others() {
     world.start(Role::Worker, &["--concurrency", "2"], &[]);
     // For ten seconds of this worker: it is quiet before it has done all of them.
     world.store.enqueue_many((0..1_000).map(|_| Entry::lasting(20))).await.unwrap();
-    world.wait_for("some ran", async || begun(&world) > 20).await;
+    world.wait_for("some ran", async || world.begun().len() > 20).await;
     let answers = world.store.workers().change(WorkerChange::Quiet, &Chosen::All, "ada", false).await.unwrap();
     assert_eq!(answers.len(), 1);
     world.wait_for("it holds nothing", async || world.count("roster", doc! { "available": false, "working": false }).await == 1).await;
-    let before = begun(&world);
+    let before = world.begun().len();
     world.start(Role::Worker, &["--concurrency", "50"], &[]);
     world.wait_for("the other one takes them", async || world.unfinished().await == 0).await;
     let quiet = world.members[1].process.pid();
@@ -112,7 +102,7 @@ async fn workers_are_stopped_by_host_with_code_0_once_their_jobs_end() {
     let mut stopped: Vec<_> = (0..2).map(|_| world.beside(&[], Role::Worker, &["--grace", "10m"])).collect();
     world.wait_for("both are there", async || world.count("roster", doc! { "available": true }).await == 2).await;
     let job = world.enqueue(Entry::lasting(600_000), Policy::Never).await.unwrap();
-    world.wait_for("it runs", async || begun(&world) == 1).await;
+    world.wait_for("it runs", async || world.begun().len() == 1).await;
     let host = host(&world).await;
     let (code, out, err) = cli(&world.database, &["workers", "stop", "--host", &host]);
     assert!(code == 0 && out.matches("drains and ends").count() == 2, "{out}{err}");
@@ -149,7 +139,7 @@ async fn a_worker_reads_what_is_wanted_without_a_hint_and_stays_quiet_when_it_re
     world.wait_for("it is back and quiet", async || world.count("roster", again.clone()).await == 1).await;
     let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
     pause(Duration::from_millis(700)).await;
-    assert_eq!(begun(&world), 0);
+    assert_eq!(world.begun().len(), 0);
     world.store.workers().change(WorkerChange::Resume, &Chosen::All, "ada", false).await.unwrap();
     world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
 }
@@ -405,7 +395,7 @@ async fn stats_name_pauses_and_limits_that_jobs_wait_for() {
         assert_eq!(cli(&world.database, args).0, 0);
     }
     let long = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Never).await.unwrap();
-    world.wait_for("it has the printer", async || begun(&world) == 1).await;
+    world.wait_for("it has the printer", async || world.begun().len() == 1).await;
     for job in [Entry::lasting(0).limit("printer"), Entry::lasting(0).limit("scanner"), Entry::lasting(0).in_group("mail")] {
         world.enqueue(job, Policy::Never).await.unwrap();
     }

@@ -15,7 +15,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::again,
     fail_points::FailPoint,
-    ledger::{Entry, Event, Longer},
+    ledger::{Entry, Longer},
     mongo::{TestDatabase, own_mongod},
     oracle::{Policy, executions_before_the_last, number},
     processes::Process,
@@ -26,16 +26,8 @@ use recruiter_tests::{
 /// Longer than any of these jobs is waited for.
 const ENDLESS_MS: i64 = 600_000;
 /// `--dead-after`: so long that only those die whose process is gone, however busy the machine is.
-const PATIENT: &str = "10m";
 
 /// A world with one recruiter and one cleaner.
-async fn world(database: TestDatabase) -> World {
-    let mut world = World::on(database).await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
-    world
-}
-
 /// Waits for a worker that the recruiter may assign to.
 async fn until_there(world: &World) {
     let there = doc! { "available": true, "term": { "$gt": 0 } };
@@ -44,8 +36,7 @@ async fn until_there(world: &World) {
 
 /// Waits until so many executions have begun.
 async fn until_begun(world: &World, executions: usize) {
-    let begun = || world.ledger().iter().filter(|line| line.event == Event::Begin).count();
-    world.wait_for("the jobs are running", async || begun() == executions).await;
+    world.wait_for("the jobs are running", async || world.begun().len() == executions).await;
 }
 
 /// Why a job is in the archive, its starts, and the error classes of its executions but the last, oldest first.
@@ -59,7 +50,7 @@ async fn end_of(world: &World, id: JobId) -> (String, i64, Vec<String>) {
 /// I5: if processes die, a job that is not to be done again is entered at most once; the others are done again.
 #[tokio::test]
 async fn the_jobs_of_a_killed_worker_are_ended_by_their_policies() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     let worker = world.start(Role::Worker, &["--lease", "10m"], &[]);
     let never = world.enqueue(Entry::lasting(ENDLESS_MS), Policy::Never).await.unwrap();
     let retried = Longer { first: Entry { ms: ENDLESS_MS, ..Entry::default() }, again_ms: 0 };
@@ -78,7 +69,7 @@ async fn the_jobs_of_a_killed_worker_are_ended_by_their_policies() {
 /// I3: declared dead while it was frozen, it finds its claim lost and comes back as another worker.
 #[tokio::test]
 async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     let frozen = world.start(Role::Worker, &["--lease", "3s"], &[]);
     let job = Longer { first: Entry { ms: ENDLESS_MS, ..Entry::default() }, again_ms: 0 };
     let id = world.enqueue(job.as_job().retry(&again(3)), Policy::Again(3)).await.unwrap();
@@ -105,7 +96,7 @@ async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
 /// I8: TERM costs no counted attempt and leaves no lock. An interrupted job does not wait for a retry.
 #[tokio::test]
 async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     let worker = world.start(Role::Worker, &["--grace", "8s", "--lease", "10m"], &[]);
     let short = world.enqueue(Entry::lasting(500), Policy::Never).await.unwrap();
     let never = world.enqueue(Entry::lasting(ENDLESS_MS), Policy::Never).await.unwrap();
@@ -127,7 +118,7 @@ async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
 /// A worker that drains goes on saying that it lives.
 #[tokio::test]
 async fn a_draining_worker_is_not_taken_for_dead() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     let worker = world.start(Role::Worker, &["--grace", "10m", "--lease", "10m"], &[]);
     let id = world.enqueue(Entry::lasting(ENDLESS_MS), Policy::Never).await.unwrap();
     until_begun(&world, 1).await;
@@ -148,7 +139,7 @@ async fn a_draining_worker_is_not_taken_for_dead() {
 #[tokio::test]
 async fn when_mongodb_goes_away_for_a_while_everything_resumes_and_nothing_is_lost() {
     let mut mongod = own_mongod().await;
-    let mut world = world(TestDatabase::on(&mongod.uri()).await).await;
+    let mut world = World::on(TestDatabase::on(&mongod.uri()).await).await.patient(&[]);
     for _ in 0..2 {
         world.start(Role::Worker, &["--concurrency", "5"], &[]);
     }
@@ -173,7 +164,7 @@ async fn when_mongodb_goes_away_for_a_while_everything_resumes_and_nothing_is_lo
 /// is aborted behind our back.
 #[tokio::test]
 async fn a_start_or_a_commit_of_unknown_outcome_is_done_once() {
-    let mut world = world(TestDatabase::of_its_own().await).await;
+    let mut world = World::on(TestDatabase::of_its_own().await).await.patient(&[]);
     world.start(Role::Worker, &["--lease", "10m"], &[]);
     let fault = |command: &str| FailPoint::new("recruiter-worker", &[command]);
     let on = |collection: &str, command: &str| fault(command).namespace(world.database.name(), collection);
@@ -210,7 +201,7 @@ async fn without_any_hint_a_job_starts_within_the_poll_fallback() {
         world.database.database().create_collection(name).await.unwrap();
     }
     world.start(Role::Recruiter, &["--lease", "3s", "--poll", "1s"], &[]);
-    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "10m"], &[]);
     world.start(Role::Worker, &["--poll", "1s", "--lease", "10m"], &[]);
     until_there(&world).await;
     for _ in 0..5 {
@@ -251,7 +242,7 @@ async fn a_worker_starts_nothing_that_is_not_for_it_whatever_a_hint_says() {
 /// A round between the two would give the worker's unlocked jobs to another.
 #[tokio::test]
 async fn a_worker_is_available_again_only_after_its_jobs_are_locked() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     world.start(Role::Worker, &["--concurrency", "10", "--lease", "10m"], &[]);
     until_there(&world).await;
     let slow =
@@ -315,7 +306,7 @@ async fn a_start_that_locks_nothing_renews_the_lease_early() {
 /// its next sweep.
 #[tokio::test]
 async fn the_roster_lists_jobs_whose_start_has_no_answer() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     world.start(Role::Worker, &["--heartbeat", "300ms", "--lease", "2s"], &[]);
     let lost = FailPoint::new("recruiter-worker", &["update"]).namespace(world.database.name(), "scheduled").close_connection();
     let armed = lost.arm(world.database.uri()).await;
@@ -329,7 +320,7 @@ async fn the_roster_lists_jobs_whose_start_has_no_answer() {
 /// An announced job may never be inserted: no process waits for it.
 #[tokio::test]
 async fn jobs_that_were_announced_and_are_not_there_cost_nothing() {
-    let mut world = world(TestDatabase::new().await).await;
+    let mut world = World::new().await.patient(&[]);
     world.start(Role::Worker, &["--concurrency", "2"], &[]);
     until_there(&world).await;
     let announced = |_| ScheduledJob {

@@ -10,16 +10,10 @@ use recruiter_common::{
     job::Priority,
     limits::{Limit, SettingError},
 };
-use recruiter_tests::{
-    ledger::{Entry, Event},
-    local::prepared,
-    oracle::Policy,
-    wait::best_of_three,
-    world::World,
-};
+use recruiter_tests::{ledger::Entry, local::prepared, oracle::Policy, wait::best_of_three, world::World};
 use serde_json::{Value, json};
 
-use super::limits::{cli, said_with_a_recruiter, start, why, world};
+use super::limits::{cli, said_with_a_recruiter, why};
 
 fn with_priority(ms: i64, priority: u8) -> NewJob {
     Entry::lasting(ms).priority(Priority::new(priority).unwrap())
@@ -35,7 +29,7 @@ async fn reasons(world: &World, group: &str) -> Vec<(String, u64)> {
 async fn settings_of_a_group_are_set_listed_and_removed() {
     let (database, store) = prepared().await;
     let set = |args: &[&str]| cli(&database, &[&["groups", "set", "mail"], args].concat());
-    assert_eq!(set(&["--weight", "3"]), (Some(0), "mail has the weight 3\n".into(), String::new()));
+    assert_eq!(set(&["--weight", "3"]), (0, "mail has the weight 3\n".into(), String::new()));
     assert!(set(&["--ageing", "10m"]).1.contains("one priority higher for each 10m"));
     let windows = ["--maintenance", "02:00-03:00 Europe/Berlin", "--maintenance", "22:00-06:00 UTC sat,sun"];
     assert!(set(&windows).1.contains("no job of mail starts in 02:00-03:00 Europe/Berlin; 22:00-06:00 UTC sat,sun"));
@@ -46,7 +40,7 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
     assert!(cli(&database, &["groups", "list"]).1.contains("02:00-03:00 Europe/Berlin"));
     let stored = database.raw("groups").find_one(doc! {}).await.unwrap().unwrap();
     assert_eq!(stored.get_i64("ageing_ms").unwrap(), 600_000);
-    assert_eq!(set(&["--weight", "unset", "--ageing", "unset", "--maintenance", "unset"]).0, Some(0));
+    assert_eq!(set(&["--weight", "unset", "--ageing", "unset", "--maintenance", "unset"]).0, 0);
     assert_eq!(database.raw("groups").find_one(doc! {}).await.unwrap(), Some(doc! { "_id": "mail" }));
     for wrong in [
         &["--weight", "0"][..],
@@ -57,7 +51,7 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
         &["--maintenance", "unset", "--maintenance", "02:00-03:00 UTC"],
     ] {
         let (code, _, err) = set(wrong);
-        assert_eq!(code, Some(2), "{wrong:?}: {err}");
+        assert_eq!(code, 2, "{wrong:?}: {err}");
     }
     assert!(matches!(store.groups().set_weight("mail", Some(f64::NAN)).await, Err(SettingError::Invalid(_))));
     assert!(matches!(store.groups().set_weight("", Some(1.0)).await, Err(SettingError::Invalid(_))));
@@ -81,7 +75,7 @@ async fn settings_of_a_group_are_set_listed_and_removed() {
 
 /// How many of 120 urgent jobs start before a job of the lowest priority that has been due for longer than half of them.
 async fn overtaken(ageing: Option<Duration>) -> usize {
-    let mut world = World::new().await;
+    let world = World::new().await;
     world.store.groups().set_ageing("generic", ageing).await.unwrap();
     assert_eq!(world.store.groups().list().await.unwrap().get("generic").and_then(|group| group.ageing), ageing);
     let ago = |hours: i64| world.store.now() - TimeDelta::hours(hours);
@@ -91,12 +85,11 @@ async fn overtaken(ageing: Option<Duration>) -> usize {
             world.enqueue(with_priority(20, 9).at(ago(hours)), Policy::Never).await.unwrap();
         }
     }
-    start(&mut world, &["1"]);
+    let world = world.patient(&["1"]);
     world.wait_for("all are done", async || world.unfinished().await == 0).await;
-    let ledger = world.ledger();
+    let begun = world.begun();
     world.close().await;
-    let begins = ledger.iter().filter(|line| line.event == Event::Begin);
-    begins.take_while(|line| line.execution().0 != low).count()
+    begun.into_iter().take_while(|job| *job != low).count()
 }
 
 /// Some jobs are assigned ahead, so the order is not exact.
@@ -114,12 +107,12 @@ async fn without_ageing_urgent_jobs_come_first_for_as_long_as_there_are_any() {
 
 /// How long after the begin of a maintenance window, and before its end, the last job starts.
 async fn starts_in_a_window() -> Duration {
-    let world = world(&["3"]).await;
+    let world = World::new().await.patient(&["3"]);
     let second = |more: i64| (world.store.now() + TimeDelta::seconds(more)).with_nanosecond(0).unwrap();
     let close = |from: Instant, until: Instant| {
         let window = format!("{}-{} UTC", from.format("%H:%M:%S"), until.format("%H:%M:%S"));
         let (code, _, err) = cli(&world.database, &["groups", "set", "generic", "--maintenance", &window]);
-        assert_eq!(code, Some(0), "{err}");
+        assert_eq!(code, 0, "{err}");
     };
     // More short jobs than can be done in this test: some are held ahead.
     let jobs = world.store.enqueue_many((0..3_000).map(|_| Entry::lasting(30))).await.unwrap();
@@ -158,7 +151,7 @@ async fn no_job_starts_in_a_maintenance_window_and_all_go_on_after_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reasons_of_a_group_are_counted() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     world.store.limits().set("printer", Limit::capacity(1)).await.unwrap();
     let running = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Any).await.unwrap();
     world.wait_for("it runs", async || world.started().await == 1).await;
@@ -180,13 +173,13 @@ async fn the_reasons_of_a_group_are_counted() {
     assert!(text.contains("4 limit-full: `printer` is full") && text.contains("3 limit-undefined"), "{text}");
     assert!(cli(&world.database, &["groups", "why", "empty"]).1.contains("no job waits in empty"));
     world.database.raw("scheduled").delete_many(doc! { "locked": false }).await.unwrap();
-    assert_eq!(cli(&world.database, &["jobs", "cancel", &running.to_string()]).0, Some(0));
+    assert_eq!(cli(&world.database, &["jobs", "cancel", &running.to_string()]).0, 0);
 }
 
 /// A limited job is not starved by a backlog of short jobs that fill the slots ahead.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limited_job_gets_a_slot_among_many_short_ones() {
-    let world = world(&["2"]).await;
+    let world = World::new().await.patient(&["2"]);
     world.store.limits().set("printer", Limit::capacity(1)).await.unwrap();
     let jobs_are_ahead = async || {
         if world.count("scheduled", doc! {}).await < 2_000 {

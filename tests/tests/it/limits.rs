@@ -29,21 +29,6 @@ fn capacity(capacity: u32) -> Limit {
     Limit::capacity(capacity)
 }
 
-pub(super) async fn world(workers: &[&str]) -> World {
-    let mut world = World::new().await;
-    start(&mut world, workers);
-    world
-}
-
-/// No process is declared dead while it lives.
-pub(super) fn start(world: &mut World, workers: &[&str]) {
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "10m"], &[]);
-    for slots in workers {
-        world.start(Role::Worker, &["--concurrency", slots, "--lease", "20s"], &[]);
-    }
-}
-
 /// Waits until the leader knows all settings that were written before: it reads them all together, and the limits first.
 pub(super) async fn settings_are_known(world: &World) {
     let limit = JobId::new().to_string();
@@ -52,14 +37,10 @@ pub(super) async fn settings_are_known(world: &World) {
     world.wait_for("the leader knows the settings", async || world.archived(job).await.is_some()).await;
 }
 
-async fn begun(world: &World) -> usize {
-    world.ledger().iter().filter(|line| line.event == Event::Begin).count()
-}
-
 /// The exit code, the output and the errors of a command.
-pub(super) fn cli(database: &TestDatabase, args: &[&str]) -> (Option<i32>, String, String) {
+pub(super) fn cli(database: &TestDatabase, args: &[&str]) -> (i32, String, String) {
     let said = recruiter(database, args);
-    (Some(said.code), said.out, said.err)
+    (said.code, said.out, said.err)
 }
 
 pub(super) async fn why(world: &World, job: JobId) -> Value {
@@ -70,7 +51,7 @@ pub(super) async fn why(world: &World, job: JobId) -> Value {
 pub(super) async fn said_with_a_recruiter(world: &World, args: &[&str]) -> Value {
     let explained = async || {
         let (code, out, err) = cli(&world.database, args);
-        assert_eq!(code, Some(0), "{err}");
+        assert_eq!(code, 0, "{err}");
         (!out.contains("\"no-recruiter\"")).then(|| serde_json::from_str(&out).unwrap())
     };
     wait_for(SOON, "it explains with a recruiter", explained).await
@@ -78,7 +59,7 @@ pub(super) async fn said_with_a_recruiter(world: &World, args: &[&str]) -> Value
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_jobs_run_than_a_capacity_allows_whoever_dies() {
-    let mut world = world(&["20", "20"]).await;
+    let mut world = World::new().await.patient(&["20", "20"]);
     world.start(Role::Recruiter, &[], &[]);
     // The oracle compares the executions with them.
     world.limit("printer", capacity(3)).await;
@@ -100,7 +81,7 @@ async fn starts_follow_a_rate_across_leaders() {
     let rate = Rate::new(50, Duration::from_secs(1), 20).unwrap();
     // The rate alone takes 6 s. The oracle compares the starts with it in each run.
     best_of_three(Duration::from_secs(15), "300 starts as the rate allows", async || {
-        let mut world = world(&["50"]).await;
+        let mut world = World::new().await.patient(&["50"]);
         world.start(Role::Recruiter, &[], &[]);
         world.limit("api", Limit::rate(rate)).await;
         for _ in 0..300 {
@@ -121,7 +102,7 @@ async fn starts_follow_a_rate_across_leaders() {
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_with_a_rate_start_over_a_slow_network() {
     let rate = Rate::new(10, Duration::from_secs(1), 1).unwrap();
-    let mut world = world(&[]).await;
+    let mut world = World::new().await.patient(&[]);
     let line = Proxy::before(world.database.uri()).await;
     line.slow(Duration::from_millis(80), 10_000_000);
     world.start_at(&line.uri(world.database.name()), Role::Worker, &["--lease", "20s"], &[]);
@@ -139,16 +120,16 @@ async fn a_new_leader_goes_on_with_a_slow_rate() {
     // Without the kept cell: three seconds, the lease of the first leader, and one interval from the beginning of the second term. The
     // oracle compares the starts with the rate in each run.
     best_of_three(Duration::from_millis(9_500), "two starts, six seconds apart,", async || {
-        let mut world = world(&["5"]).await;
+        let mut world = World::new().await.patient(&["5"]);
         world.start(Role::Recruiter, &[], &[]);
         world.limit("api", Limit::rate(rate)).await;
         for _ in 0..2 {
             world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
         }
-        world.wait_for("the first starts at once, because there was no leader before", async || begun(&world).await >= 1).await;
+        world.wait_for("the first starts at once, because there was no leader before", async || world.begun().len() >= 1).await;
         pause(Duration::from_secs(3)).await;
         world.members[0].process.kill();
-        world.wait_for("the second starts", async || begun(&world).await == 2).await;
+        world.wait_for("the second starts", async || world.begun().len() == 2).await;
         let begins: Vec<i64> = world.ledger().iter().filter(|line| line.event == Event::Begin).map(|line| line.at_ms).collect();
         world.close().await;
         Duration::from_millis((begins[1] - begins[0]).unsigned_abs())
@@ -175,11 +156,11 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
         let begins = world.ledger().into_iter().filter(|line| line.event == Event::Begin && line.execution().0 != ordinary);
         begins.map(|line| line.at_ms).collect::<Vec<i64>>()
     };
-    let mut world = world(&["60"]).await;
+    let mut world = World::new().await.patient(&["60"]);
     set(&world, "20/1h").await;
     enqueue(&world, 30).await;
     // On a busy machine an assignment that arrives late costs a start.
-    world.wait_for("the rate is used up", async || begun(&world).await > 50).await;
+    world.wait_for("the rate is used up", async || world.begun().len() > 50).await;
     set(&world, "20/5s").await;
     world.wait_for("the others start at the raised rate", async || world.unfinished().await == 0).await;
     let last = *begins(&world).await.iter().max().unwrap();
@@ -209,7 +190,7 @@ async fn a_changed_rate_counts_what_was_started_and_no_longer_than_it_should() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
-    let world = world(&["10"]).await;
+    let world = World::new().await.patient(&["10"]);
     world.store.limits().set("printer", capacity(1)).await.unwrap();
     let long = world.enqueue(Entry::lasting(600_000).limit("printer"), Policy::Never).await.unwrap();
     world.wait_for("the printer is in use", async || world.started().await == 1).await;
@@ -222,25 +203,25 @@ async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
     let holder = &said["holders"][0];
     assert_eq!((&said["reason"], &holder["jobs"][0]), (&json!("limit-full"), &json!(long.to_string())), "{said}");
     assert_eq!(holder["permits"], json!(["printer#0"]), "{said}");
-    assert_eq!(cli(&world.database, &["jobs", "cancel", &long.to_string()]).0, Some(0));
-    world.wait_for("the next one gets the printer", async || begun(&world).await > 10).await;
+    assert_eq!(cli(&world.database, &["jobs", "cancel", &long.to_string()]).0, 0);
+    world.wait_for("the next one gets the printer", async || world.begun().len() > 10).await;
     world.database.raw("scheduled").delete_many(doc! { "locked": false }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
-    let world = world(&["2"]).await;
+    let world = World::new().await.patient(&["2"]);
     // More than can be done in this test.
     let jobs = world.store.enqueue_many((0..3_000).map(|_| Entry::lasting(10))).await.unwrap();
     jobs.iter().for_each(|job| world.asked.will_send(job.id, Policy::Never));
-    world.wait_for("some run", async || begun(&world).await > 20).await;
+    world.wait_for("some run", async || world.begun().len() > 20).await;
     let paused: Paused = "group:generic".parse().unwrap();
     let (code, out, err) = cli(&world.database, &["pause", "group:generic", "--reason", "the mail server is down", "--by", "ada"]);
-    assert!(code == Some(0) && out.contains("running jobs continue"), "{out}{err}");
-    let mut before = begun(&world).await;
+    assert!(code == 0 && out.contains("running jobs continue"), "{out}{err}");
+    let mut before = world.begun().len();
     let none_has_started = async || {
         pause(Duration::from_secs(1)).await;
-        let last = std::mem::replace(&mut before, begun(&world).await);
+        let last = std::mem::replace(&mut before, world.begun().len());
         last == before
     };
     world.wait_for("no job starts in the pause", none_has_started).await;
@@ -252,24 +233,24 @@ async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
     let (_, out, _) = cli(&world.database, &["pauses", "--json"]);
     assert!(out.contains(r#""paused":"group:generic""#) && out.contains(r#""by":"ada""#), "{out}");
     assert!(cli(&world.database, &["resume", "group:generic"]).1.contains("resumed"));
-    world.wait_for("they go on", async || begun(&world).await > before).await;
+    world.wait_for("they go on", async || world.begun().len() > before).await;
     world.database.raw("scheduled").delete_many(doc! { "locked": false }).await.unwrap();
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_class_and_everything_can_be_paused() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     for paused in ["class:entry", "everything"] {
         let paused: Paused = paused.parse().unwrap();
         assert!(world.store.pauses().pause(&paused, "ada", None).await.unwrap());
         assert_eq!(world.store.pauses().list().await.unwrap()[&paused].by, "ada");
         // The first may start before the leader knows of the pause.
         let job = wait_for(SOON, "a job waits", async || {
-            let before = begun(&world).await;
+            let before = world.begun().len();
             let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
             pause(Duration::from_millis(900)).await;
-            (begun(&world).await == before).then_some(job)
+            (world.begun().len() == before).then_some(job)
         })
         .await;
         assert_eq!(why(&world, job).await["reason"], "paused");
@@ -282,13 +263,13 @@ async fn a_class_and_everything_can_be_paused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_whose_resource_has_no_limit_waits_for_one_and_says_so() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     let job = world.enqueue(Entry::lasting(0).limit("scanner"), Policy::Never).await.unwrap();
     pause(Duration::from_millis(900)).await;
     let said = why(&world, job).await;
     assert!(said["reason"] == "limit-undefined" && said["text"].as_str().unwrap().contains("recruiter limits set"), "{said}");
     let (code, out, err) = cli(&world.database, &["limits", "set", "scanner", "--capacity", "2", "--rate", "100/1s burst 10"]);
-    assert!(code == Some(0) && out.contains("at most 2 at a time, at most 100/1s burst 10"), "{out}{err}");
+    assert!(code == 0 && out.contains("at most 2 at a time, at most 100/1s burst 10"), "{out}{err}");
     world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
     world.wait_for("its permit is returned", async || world.store.permit_holders().await.unwrap().is_empty()).await;
     world.close().await;
@@ -296,7 +277,7 @@ async fn a_job_whose_resource_has_no_limit_waits_for_one_and_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_has_a_limit_from_a_plain_document() {
-    let world = world(&["20"]).await;
+    let world = World::new().await.patient(&["20"]);
     world.database.raw("groups").insert_one(doc! { "_id": "generic", "capacity": 2 }).await.unwrap();
     let most_of_ten = async || {
         let mut jobs = Vec::new();
@@ -324,7 +305,7 @@ async fn a_group_has_a_limit_from_a_plain_document() {
 /// A plain document, as another language writes it: the gate is the names of the resources.
 #[tokio::test(flavor = "multi_thread")]
 async fn documents_of_other_languages_are_limited_and_checked() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     let raw = async |collection: &str, document: Document| world.database.raw(collection).insert_one(document).await;
     raw("limits", doc! { "_id": "printer", "capacity": 1_i64, "rate": { "starts": 10, "per_ms": 100 } }).await.unwrap();
     for (collection, wrong) in [
@@ -385,10 +366,10 @@ async fn wrong_limits_are_refused_with_the_reason() {
         &["pause", "group:"],
     ] {
         let (code, _, err) = cli(&database, args);
-        assert_eq!(code, Some(2), "{args:?}: {err}");
+        assert_eq!(code, 2, "{args:?}: {err}");
     }
     let (code, _, err) = cli(&database, &["limits", "remove", "printer"]);
-    assert!(code == Some(1) && err.contains("has no limit"), "{err}");
+    assert!(code == 1 && err.contains("has no limit"), "{err}");
     store.limits().set("printer", capacity(4)).await.unwrap();
     assert!(cli(&database, &["limits", "remove", "printer", "--dry-run"]).1.contains("would remove"));
     assert!(cli(&database, &["limits", "list"]).1.contains("printer"));
@@ -411,14 +392,14 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     };
     assign(None).await;
     pause(Duration::from_millis(500)).await;
-    assert_eq!(begun(&world).await, 0);
+    assert_eq!(world.begun().len(), 0);
     assign(Some(Permit { gate: Some("scanner".into()), names: vec!["scanner#0".into()], ..Permit::default() })).await;
     pause(Duration::from_millis(300)).await;
-    assert_eq!(begun(&world).await, 0, "it was replaced since the permit was given");
+    assert_eq!(world.begun().len(), 0, "it was replaced since the permit was given");
     let of_another_group = Permit { gate: Some("printer".into()), names: vec!["@other#0".into(), "printer#0".into()], ..Permit::default() };
     assign(Some(of_another_group)).await;
     pause(Duration::from_millis(300)).await;
-    assert_eq!(begun(&world).await, 0, "it was moved to another group since then");
+    assert_eq!(world.begun().len(), 0, "it was moved to another group since then");
     let valid = Permit { gate: Some("printer".into()), names: vec!["printer#0".into()], ..Permit::default() };
     let is_done = async || {
         // No recruiter repeats a hint that is lost.
@@ -432,18 +413,17 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
 /// A noisy group with older jobs, and a group with three times its weight.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_with_weights_get_their_shares() {
-    let mut world = World::new().await;
+    let world = World::new().await;
     for (group, weight) in [("noisy", 1.0), ("quiet", 3.0)] {
         world.database.raw("groups").insert_one(doc! { "_id": group, "weight": weight }).await.unwrap();
     }
     let jobs = 300;
     world.enqueue_many(jobs, Policy::Never, |_| Entry::lasting(3).in_group("noisy")).await;
     let quiet = world.enqueue_many(jobs, Policy::Never, |_| Entry::lasting(3).in_group("quiet")).await;
-    start(&mut world, &["4"]);
+    let world = world.patient(&["4"]);
     world.wait_for("all end", async || world.unfinished().await == 0).await;
-    let begins = world.ledger().into_iter().filter(|line| line.event == Event::Begin);
     // As long as both groups have jobs.
-    let of_quiet = begins.take(jobs).filter(|line| quiet.contains(&line.execution().0)).count();
+    let of_quiet = world.begun().into_iter().take(jobs).filter(|job| quiet.contains(job)).count();
     assert!(of_quiet.abs_diff(jobs * 3 / 4) <= jobs / 20, "{of_quiet} of {jobs} starts");
     world.close().await;
 }

@@ -19,7 +19,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{read, started},
-    ledger::{Entry, Event, monotonic_ms},
+    ledger::{Entry, monotonic_ms},
     local::prepared,
     oracle::Policy,
     wait::SOON,
@@ -27,12 +27,12 @@ use recruiter_tests::{
 };
 use serde_json::Value;
 
-use super::limits::{cli, settings_are_known, start, why, world};
+use super::limits::{cli, settings_are_known, why};
 
 /// Delays, failures that are retried, and killed workers: the order of each line is that of enqueueing, and one job runs at a time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_keeps_its_order_through_delays_retries_and_kills() {
-    let mut world = world(&["10", "10"]).await;
+    let mut world = World::new().await.patient(&["10", "10"]);
     world.start(Role::Recruiter, &[], &[]);
     let policy = RetryManyTimes::new(30, Duration::from_millis(50)).unwrap();
     for number in 0..60_u32 {
@@ -58,9 +58,7 @@ async fn of_very_many_lines_each_has_its_turn() {
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Worker, &["--concurrency", "20"], &[]);
     assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
-    let ledger = world.ledger();
-    let place: HashMap<JobId, usize> =
-        ledger.iter().enumerate().filter(|(_, event)| event.event == Event::Begin).map(|(at, event)| (event.execution().0, at)).collect();
+    let place: HashMap<JobId, usize> = world.begun().into_iter().enumerate().map(|(at, job)| (job, at)).collect();
     assert!(seconds.iter().enumerate().all(|(number, second)| place[&firsts[number * 22]] < place[second]));
     assert!(firsts.iter().filter(|job| place[*job] < place[&alone]).count() < 250, "a job without a line is known at once");
     world.close().await;
@@ -68,7 +66,7 @@ async fn of_very_many_lines_each_has_its_turn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_in_a_line_says_what_it_is_behind_and_others_pass() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     let head = world.enqueue(Entry::lasting(0).in_line("invoice").after(Duration::from_secs(3_600)), Policy::Never).await.unwrap();
     let second = world.enqueue(Entry::lasting(0).in_line("invoice").priority(Priority::new(9).unwrap()), Policy::Never).await.unwrap();
     let other = world.enqueue(Entry::lasting(0).in_line("order"), Policy::Never).await.unwrap();
@@ -76,12 +74,12 @@ async fn a_job_in_a_line_says_what_it_is_behind_and_others_pass() {
     let said = why(&world, second).await;
     assert!(said["reason"] == "behind" && said["text"].as_str().unwrap().contains(&head.to_string()), "{said}");
     assert!(world.archived(second).await.is_none());
-    assert!(cli(&world.database, &["jobs", "cancel", &head.to_string()]).0 == Some(0));
+    assert!(cli(&world.database, &["jobs", "cancel", &head.to_string()]).0 == 0);
     world.wait_for("the second is the head", async || world.archived(second).await.is_some()).await;
     let problem = Entry::lasting(0).in_line("a").limit("b").enqueue(&world.store).await.unwrap_err();
     assert!(problem.to_string().contains("cannot name resources as well"), "{problem}");
     let (code, _, err) = cli(&world.database, &["enqueue", "--class", "entry", "--line", "a,b"]);
-    assert!(code == Some(2) && err.contains("must not contain"), "{code:?} {err}");
+    assert!(code == 2 && err.contains("must not contain"), "{code:?} {err}");
     let mut without_date = recruiter_tests::factory::minimal_job("entry");
     without_date.extend(doc! { "gate": ">invoice" });
     assert!(world.database.raw("scheduled").insert_one(without_date).await.is_err(), "a job in a line has a place");
@@ -100,7 +98,7 @@ async fn halts(world: &World) -> Vec<Paused> {
 /// Failures and deaths halt a line at once and once each, also if processes are killed: no later job enters before the line is resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_job_halts_its_line_until_it_is_resumed_whoever_dies() {
-    let mut world = world(&["10", "10"]).await;
+    let mut world = World::new().await.patient(&["10", "10"]);
     world.start(Role::Recruiter, &[], &[]);
     let mut lines: Vec<Vec<JobId>> = vec![Vec::new(); 4];
     for number in 0..48_usize {
@@ -192,7 +190,7 @@ async fn the_halt_and_the_end_of_the_job_are_one_transaction() {
 /// The command line: a job says that its line is halted; the failed job is retried in its place, and then the line is resumed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     let said = cli(
         &world.database,
         &["enqueue", "--class", "entry", "--parameters", r#"{"failures": 1}"#, "--line", "a", "--halt-on-failure", "--json"],
@@ -211,7 +209,7 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     pause(Duration::from_millis(900)).await;
     assert!(world.archived(second).await.is_none(), "the line is halted");
     let (code, out, err) = cli(&world.database, &["jobs", "retry", &first.to_string()]);
-    assert_eq!(code, Some(0), "{out}{err}");
+    assert_eq!(code, 0, "{out}{err}");
     let again: JobId = world.archived(first).await.unwrap().get_object_id("retried_as").unwrap().into();
     world.asked.will_send(again, Policy::Never);
     assert_eq!(why(&world, second).await["reason"], "behind");
@@ -222,7 +220,7 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     assert!(cli(&world.database, &["resume", "line:a"]).1.contains("resumed"));
     world.wait_for("the line goes on", async || world.archived(second).await.is_some()).await;
     let (code, _, err) = cli(&world.database, &["enqueue", "--class", "entry", "--halt-on-failure"]);
-    assert!(code == Some(2) && err.contains("--line"), "{err}");
+    assert!(code == 2 && err.contains("--line"), "{err}");
     let problem = Entry::lasting(0).halt_on_failure().enqueue(&world.store).await.unwrap_err();
     assert!(problem.to_string().contains("only a job in a line"), "{problem}");
     world.close().await;
@@ -231,7 +229,7 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
 /// An operator pauses a line like a group.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_can_be_paused_by_hand() {
-    let world = world(&["5"]).await;
+    let world = World::new().await.patient(&["5"]);
     assert!(cli(&world.database, &["pause", "line:a", "--by", "ada"]).1.contains("paused line:a"));
     settings_are_known(&world).await;
     let held = world.enqueue(Entry::lasting(0).in_line("a"), Policy::Never).await.unwrap();
@@ -247,7 +245,7 @@ async fn a_line_can_be_paused_by_hand() {
 /// A unique key and a line do not disturb each other: a duplicate takes no place, and a replacement keeps its place.
 #[tokio::test(flavor = "multi_thread")]
 async fn unique_jobs_can_be_in_a_line() {
-    let mut world = World::new().await;
+    let world = World::new().await;
     let unique = |job: NewJob| job.in_line("a").unique(Unique::by_key("k").while_waiting().on_conflict(OnConflict::Replace));
     let first = world.enqueue(Entry::lasting(300).in_line("a"), Policy::Never).await.unwrap();
     let second = unique(Entry::lasting(5_000)).enqueue(&world.store).await.unwrap();
@@ -255,10 +253,8 @@ async fn unique_jobs_can_be_in_a_line() {
     let third = world.enqueue(Entry::lasting(0).in_line("a"), Policy::Never).await.unwrap();
     let again = unique(Entry::lasting(1)).enqueue(&world.store).await.unwrap();
     assert_eq!((again.id, again.outcome), (second.id, Outcome::Replaced));
-    start(&mut world, &["5"]);
+    let world = world.patient(&["5"]);
     world.wait_for("all are done", async || world.unfinished().await == 0).await;
-    let ledger = world.ledger();
-    let begins: Vec<JobId> = ledger.iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().0).collect();
-    assert_eq!(begins, [first, second.id, third]);
+    assert_eq!(world.begun(), [first, second.id, third]);
     world.close().await;
 }

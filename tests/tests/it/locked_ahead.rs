@@ -15,27 +15,14 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-const PATIENT: &str = "10m";
 const RETRIES: u32 = 3;
 const POLICY: Policy = Policy::Again(RETRIES);
 /// Its lease and its grace last longer than a stall.
 const WORKER: [&str; 6] = ["--concurrency", "2", "--lease", "20s", "--grace", "60s"];
 
-async fn world() -> World {
-    let mut world = World::new().await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
-    world
-}
-
 /// A job that a death of its worker reschedules at once.
 fn repeatable(ms: i64) -> NewJob {
     Entry::lasting(ms).retry(&again(RETRIES))
-}
-
-/// The jobs that were entered, in this order.
-fn entered(world: &World) -> Vec<JobId> {
-    world.ledger().iter().filter(|line| line.event == Event::Begin).map(|line| line.execution().0).collect()
 }
 
 async fn until_done(world: &World, jobs: &[JobId]) {
@@ -68,7 +55,7 @@ async fn locked(world: &World) -> Vec<JobId> {
 
 #[tokio::test]
 async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let mut jobs = Vec::new();
     let worker = world.start(Role::Worker, &WORKER, &[]);
     let mut not_entered = 0;
@@ -83,7 +70,7 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
             process.is_stopped() && held == before
         };
         world.wait_for("it is frozen, and MongoDB has executed what it has sent", is_settled).await;
-        let entered: HashSet<JobId> = entered(&world).into_iter().collect();
+        let entered: HashSet<JobId> = world.begun().into_iter().collect();
         not_entered = held.iter().filter(|id| !entered.contains(id)).count();
         if not_entered == 0 {
             process.resume();
@@ -101,7 +88,7 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
 
 #[tokio::test]
 async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let (mut jobs, end) = (Vec::new(), Instant::now() + SOON);
     // On a busy machine a stop may find that everything it locked was entered.
     while world.count("scheduled", doc! { "interruptions": 1 }).await == 0 {
@@ -114,13 +101,13 @@ async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
     }
     world.start(Role::Worker, &["--lease", "20s", "--grace", "60s"], &[]);
     until_done(&world, &jobs).await;
-    assert_eq!((further_starts(&world, &jobs).await, entered(&world).len()), (0, jobs.len()));
+    assert_eq!((further_starts(&world, &jobs).await, world.begun().len()), (0, jobs.len()));
     world.close().await;
 }
 
 #[tokio::test]
 async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let of = |priority: u8, ms: i64| move |_| repeatable(ms).priority(Priority::new(priority).unwrap());
     let (mut shorts, end) = (Vec::new(), Instant::now() + SOON * 3);
     let released = doc! { "interruptions": 1, "priority": 5 };
@@ -130,7 +117,7 @@ async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_i
         // Both slots are occupied for long once the worker has learnt that its jobs are short.
         let longs = world.enqueue_many(2, POLICY, of(8, 600_000)).await;
         shorts.extend(world.enqueue_many(100, POLICY, of(5, 1)).await);
-        world.wait_for("both slots are occupied", async || longs.iter().all(|long| entered(&world).contains(long))).await;
+        world.wait_for("both slots are occupied", async || longs.iter().all(|long| world.begun().contains(long))).await;
         if within(Duration::from_secs(2), async || world.count("scheduled", released.clone()).await > 0).await {
             break;
         }
@@ -148,7 +135,7 @@ async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_i
 
 #[tokio::test]
 async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let (mut jobs, mut before, end) = (Vec::new(), 0, Instant::now() + SOON);
     world.start(Role::Worker, &WORKER, &[]);
     let paused = "group:generic".parse().unwrap();
@@ -159,9 +146,9 @@ async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
         until_some_are_locked_ahead(&world, &mut jobs).await;
         world.store.pauses().pause(&paused, "ada", None).await.unwrap();
         let is_quiet = async || {
-            before = entered(&world).len();
+            before = world.begun().len();
             pause(Duration::from_millis(500)).await;
-            world.started().await == 0 && entered(&world).len() == before
+            world.started().await == 0 && world.begun().len() == before
         };
         world.wait_for("nothing is locked or entered in the pause", is_quiet).await;
     }
@@ -195,14 +182,14 @@ async fn a_worker_that_was_declared_dead_enters_none_of_them() {
 /// A job that has waited too long, as on a busy machine, loses its place.
 #[tokio::test]
 async fn one_slot_runs_them_in_their_order() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let jobs = world.enqueue_many(120, POLICY, |_| repeatable(0)).await;
     world.start(Role::Worker, &["--concurrency", "1", "--lease", "20s"], &[]);
     until_done(&world, &jobs).await;
     let mut released = world.database.raw("archived").distinct("_id", doc! { "interruptions": { "$gt": 0 } }).await.unwrap();
     released.extend(world.database.raw("signals").distinct("jobs", doc! { "kind": "returned" }).await.unwrap());
     let kept = |ids: Vec<JobId>| ids.into_iter().filter(|job| !released.contains(&(*job).into())).collect::<Vec<_>>();
-    let (asked, ran) = (kept(jobs), kept(entered(&world)));
+    let (asked, ran) = (kept(jobs), kept(world.begun()));
     assert!(asked == ran && asked.len() > 20, "{released:?} have lost their places:\n{asked:?}\n{ran:?}");
     world.close().await;
 }
@@ -210,12 +197,12 @@ async fn one_slot_runs_them_in_their_order() {
 /// They are locked only in slots: at most those in the slots, and those whose ends were on their way, are lost.
 #[tokio::test]
 async fn jobs_that_are_not_to_be_done_again_are_not_locked_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     world.enqueue_many(500, Policy::Never, |_| Entry::lasting(1)).await;
     let worker = world.start(Role::Worker, &WORKER, &[]);
-    world.wait_for("it is busy", async || entered(&world).len() > 200).await;
+    world.wait_for("it is busy", async || world.begun().len() > 200).await;
     world.members[worker].process.kill();
-    let entered: HashSet<JobId> = entered(&world).into_iter().collect();
+    let entered: HashSet<JobId> = world.begun().into_iter().collect();
     let locked = locked(&world).await;
     let not_entered = locked.iter().filter(|id| !entered.contains(id)).count();
     assert!(not_entered <= 2, "{not_entered} of {} locked jobs were not entered", locked.len());

@@ -22,13 +22,6 @@ const SHORT_MS: i64 = 10;
 /// So many jobs wait at least when jobs are ahead: enough for some seconds.
 const BACKLOG: usize = 600;
 
-async fn world() -> World {
-    let mut world = World::new().await;
-    world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", PATIENT], &[]);
-    world
-}
-
 /// A worker that takes no job too late, and interrupts none at its end, because the machine stalls.
 fn worker(world: &mut World, slots: &str) -> usize {
     world.start(Role::Worker, &["--lease", PATIENT, "--grace", PATIENT, "--concurrency", slots], &[])
@@ -52,7 +45,7 @@ async fn until_jobs_are_ahead(world: &World, jobs: &mut Vec<JobId>) {
 /// kill.
 #[tokio::test]
 async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let mut jobs = world.enqueue_many(BACKLOG, Policy::Never, short).await;
     let killed = worker(&mut world, "2");
     until_jobs_are_ahead(&world, &mut jobs).await;
@@ -70,7 +63,7 @@ async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
 
 #[tokio::test]
 async fn a_worker_that_stops_returns_the_jobs_that_it_holds_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let mut jobs = world.enqueue_many(BACKLOG, Policy::Never, short).await;
     let stopped = worker(&mut world, "2");
     until_jobs_are_ahead(&world, &mut jobs).await;
@@ -87,7 +80,7 @@ async fn a_worker_that_stops_returns_the_jobs_that_it_holds_ahead() {
 async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
     let urgent = |ms: i64| Entry::lasting(ms).priority(Priority::new(9).unwrap());
     let until_done = async || {
-        let mut world = world().await;
+        let mut world = World::new().await.patient(&[]);
         let mut shorts = world.enqueue_many(60, Policy::Never, |_| urgent(SHORT_MS)).await;
         // Both slots are occupied for long once the worker has learnt that its jobs are short.
         let long = world.enqueue_many(2, Policy::Never, |_| Entry::lasting(600_000).priority(Priority::new(8).unwrap())).await;
@@ -119,7 +112,7 @@ async fn no_job_ahead_waits_for_a_long_job_while_another_worker_is_idle() {
 /// It overtakes the jobs that are ahead, and waits for the running one alone.
 #[tokio::test]
 async fn an_urgent_job_overtakes_the_jobs_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     let mut jobs = world.enqueue_many(BACKLOG, Policy::Never, short).await;
     worker(&mut world, "1");
     let overtakes = async || {
@@ -138,7 +131,7 @@ async fn an_urgent_job_overtakes_the_jobs_ahead() {
 
 #[tokio::test]
 async fn long_jobs_are_not_assigned_ahead() {
-    let mut world = world().await;
+    let mut world = World::new().await.patient(&[]);
     world.enqueue_many(12, Policy::Never, |_| Entry::lasting(1_000)).await;
     worker(&mut world, "3");
     while world.count("archived", doc! {}).await < 9 {

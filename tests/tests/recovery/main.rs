@@ -13,7 +13,7 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     full_length,
-    ledger::{Entry, Event, Longer},
+    ledger::{Entry, Longer},
     mongo::{TestDatabase, own_mongod},
     oracle::{Findings, Policy},
     processes::Process,
@@ -230,8 +230,7 @@ async fn outage(seconds: u16) -> (Findings, Duration) {
         let fails = Longer { first: Entry { ms, failures: 1, deaf: false }, again_ms: 0 }.as_job();
         world.enqueue(fails.retry(&again), Policy::Any).await.unwrap();
     }
-    let begun = async |world: &World| world.ledger().iter().filter(|line| line.event == Event::Begin).count() >= 6;
-    assert!(world.until(SOON, begun).await, "{}", world.logs());
+    assert!(world.until(SOON, async |world| world.begun().len() >= 6).await, "{}", world.logs());
     mongod.kill().await.unwrap();
     pause(Duration::from_secs(seconds.into())).await;
     mongod.restart().await.unwrap();
