@@ -121,15 +121,6 @@ async fn a_mongod_that_is_none_is_named() {
 }
 
 #[tokio::test]
-async fn a_standalone_server_is_one() {
-    let dir = tempfile::tempdir().unwrap();
-    let mongo = EmbeddedMongo::start(Options { standalone: true, ..options(dir.path()) }).await.unwrap();
-    let hello = command(&mongo.uri(), doc! { "hello": 1 }).await.unwrap();
-    assert!(!hello.contains_key("setName"), "{hello}");
-    mongo.stop().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_temporary_one_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");

@@ -9,9 +9,7 @@ use recruiter_tests::{
     effects::{self, EFFECTS, Settle},
     fail_points::FailPoint,
     mongo::{PASSWORD, TestDatabase, mongod_with_access_control},
-    mongosh,
     oracle::Policy,
-    processes::Process,
     wait::{SOON, wait_for, wait_until},
     world::{Role, World},
 };
@@ -81,25 +79,9 @@ async fn access_control_keeps_strangers_out() {
 }
 
 #[tokio::test]
-async fn the_real_shell_reads_documents() {
-    let database = TestDatabase::new().await;
-    database.raw("things").insert_one(doc! { "name": "hammer" }).await.unwrap();
-    assert_eq!(mongosh::eval(database.uri(), "db.things.findOne().name").trim(), "hammer");
-}
-
-#[tokio::test]
 #[should_panic(expected = "waited 50ms in vain: pigs fly")]
 async fn waiting_ends_and_says_for_what() {
     wait_for(Duration::from_millis(50), "pigs fly", async || None::<()>).await;
-}
-
-#[tokio::test]
-async fn the_binaries_are_built_and_heard() {
-    for name in ["recruiter", "recruiter-cleaner", "recruiter-worker"] {
-        let mut process = Process::start(name, &["--help"], &[]);
-        assert!(process.wait_exit(SOON).await.success(), "{}", process.stderr());
-        assert!(process.stdout().contains("--uri"), "{}", process.stdout());
-    }
 }
 
 /// Of four jobs with one effect each, one gets a second effect, one loses its own, and one loses the job that it has enqueued.

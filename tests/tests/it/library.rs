@@ -270,26 +270,6 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
     local::stop([newer, recruiter]).await;
 }
 
-#[tokio::test]
-async fn a_job_enqueued_in_a_transaction_exists_with_its_commit_and_not_without() {
-    let (database, store) = prepared().await;
-    let scheduled = database.raw("scheduled");
-    let mut session = store.database().client().start_session().await.unwrap();
-    for commit in [false, true] {
-        session.start_transaction().await.unwrap();
-        NewJob::of_class("x", doc! {}).enqueue_in(&store, &mut session).await.unwrap();
-        store.enqueue_many_in(&mut session, (0..5).map(|_| NewJob::of_class("x", doc! {}))).await.unwrap();
-        assert_eq!(scheduled.count_documents(doc! {}).await.unwrap(), 0, "nothing is seen before the commit");
-        if commit {
-            session.commit_transaction().await.unwrap();
-            store.announce_jobs(["generic"]).await;
-        } else {
-            session.abort_transaction().await.unwrap();
-        }
-    }
-    assert_eq!(scheduled.count_documents(doc! {}).await.unwrap(), 6);
-}
-
 /// I1 and I2 for an application that does not know whether its call succeeded.
 #[tokio::test]
 async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {

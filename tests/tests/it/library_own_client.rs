@@ -222,6 +222,7 @@ async fn a_job_with_an_id_is_enqueued_once_also_in_transactions() {
     session.start_transaction().await.unwrap();
     let unnamed = NewJob::of_class("x", doc! {});
     let enqueued = store.enqueue_many_in(&mut session, [job(waiting), job(archived), job(new), unnamed]).await.unwrap();
+    assert_eq!(database.count("scheduled", doc! {}).await, 1, "nothing is seen before the commit");
     session.commit_transaction().await.unwrap();
     assert_eq!(enqueued.iter().map(|one| one.is_new).collect::<Vec<_>>(), [false, false, true, true]);
     assert_eq!(database.count("scheduled", doc! {}).await, 3);

@@ -30,7 +30,7 @@ fn capacity(capacity: u32) -> Limit {
 }
 
 /// Waits until the leader knows all settings that were written before: it reads them all together, and the limits first.
-pub(super) async fn settings_are_known(world: &World) {
+async fn settings_are_known(world: &World) {
     let limit = JobId::new().to_string();
     let job = world.enqueue(Entry::lasting(0).limit(&limit).in_group("settings"), Policy::Never).await.unwrap();
     world.store.limits().set(&limit, capacity(1)).await.unwrap();
@@ -209,51 +209,26 @@ async fn a_backlog_behind_a_full_resource_delays_no_other_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pause_holds_jobs_back_also_those_ahead_until_it_ends() {
-    let world = World::new().await.patient(&["2"]);
-    // More than can be done in this test.
-    let jobs = world.store.enqueue_many((0..3_000).map(|_| Entry::lasting(10))).await.unwrap();
-    jobs.iter().for_each(|job| world.asked.will_send(job.id, Policy::Never));
-    world.wait_for("some run", async || world.begun().len() > 20).await;
-    let paused: Paused = "group:generic".parse().unwrap();
-    let (code, out, err) = cli(&world.database, &["pause", "group:generic", "--reason", "the mail server is down", "--by", "ada"]);
-    assert!(code == 0 && out.contains("running jobs continue"), "{out}{err}");
-    let mut before = world.begun().len();
-    let none_has_started = async || {
-        pause(Duration::from_secs(1)).await;
-        let last = std::mem::replace(&mut before, world.begun().len());
-        last == before
-    };
-    world.wait_for("no job starts in the pause", none_has_started).await;
-    assert!(before < jobs.len());
-    let said = why(&world, jobs.last().unwrap().id).await;
-    let text = said["text"].as_str().unwrap();
-    assert!(said["reason"] == "paused" && text.contains("ada") && text.contains("the mail server is down"), "{said}");
-    assert!(!world.store.pauses().pause(&paused, "bob", None).await.unwrap(), "the first pause stays");
-    let (_, out, _) = cli(&world.database, &["pauses", "--json"]);
-    assert!(out.contains(r#""paused":"group:generic""#) && out.contains(r#""by":"ada""#), "{out}");
-    assert!(cli(&world.database, &["resume", "group:generic"]).1.contains("resumed"));
-    world.wait_for("they go on", async || world.begun().len() > before).await;
-    world.database.raw("scheduled").delete_many(doc! { "locked": false }).await.unwrap();
-    world.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_class_and_everything_can_be_paused() {
+async fn a_class_a_line_and_everything_can_be_paused() {
     let world = World::new().await.patient(&["5"]);
-    for paused in ["class:entry", "everything"] {
+    let of_a_line = Entry::lasting(0).in_line("a");
+    for (paused, held) in [("class:entry", Entry::lasting(0)), ("line:a", of_a_line), ("everything", Entry::lasting(0))] {
         let paused: Paused = paused.parse().unwrap();
         assert!(world.store.pauses().pause(&paused, "ada", None).await.unwrap());
         assert_eq!(world.store.pauses().list().await.unwrap()[&paused].by, "ada");
         // The first may start before the leader knows of the pause.
         let job = wait_for(SOON, "a job waits", async || {
             let before = world.begun().len();
-            let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
+            let job = world.enqueue(held.clone(), Policy::Never).await.unwrap();
             pause(Duration::from_millis(900)).await;
             (world.begun().len() == before).then_some(job)
         })
         .await;
         assert_eq!(why(&world, job).await["reason"], "paused");
+        if let Paused::Line(_) = paused {
+            let other = world.enqueue(Entry::lasting(0).in_line("b"), Policy::Never).await.unwrap();
+            world.wait_for("another line goes on", async || world.archived(other).await.is_some()).await;
+        }
         assert!(world.store.pauses().resume(&paused).await.unwrap());
         world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
         assert!(!world.store.pauses().resume(&paused).await.unwrap());

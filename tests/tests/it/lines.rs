@@ -27,7 +27,7 @@ use recruiter_tests::{
 };
 use serde_json::Value;
 
-use super::limits::{cli, settings_are_known, why};
+use super::limits::{cli, why};
 
 /// Delays, failures that are retried, and killed workers: the order of each line is that of enqueueing, and one job runs at a time.
 #[tokio::test(flavor = "multi_thread")]
@@ -223,22 +223,6 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     assert!(code == 2 && err.contains("--line"), "{err}");
     let problem = Entry::lasting(0).halt_on_failure().enqueue(&world.store).await.unwrap_err();
     assert!(problem.to_string().contains("only a job in a line"), "{problem}");
-    world.close().await;
-}
-
-/// An operator pauses a line like a group.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_line_can_be_paused_by_hand() {
-    let world = World::new().await.patient(&["5"]);
-    assert!(cli(&world.database, &["pause", "line:a", "--by", "ada"]).1.contains("paused line:a"));
-    settings_are_known(&world).await;
-    let held = world.enqueue(Entry::lasting(0).in_line("a"), Policy::Never).await.unwrap();
-    let other = world.enqueue(Entry::lasting(0).in_line("b"), Policy::Never).await.unwrap();
-    world.wait_for("another line goes on", async || world.archived(other).await.is_some()).await;
-    pause(Duration::from_millis(500)).await;
-    assert_eq!((world.archived(held).await, why(&world, held).await["reason"].as_str()), (None, Some("paused")));
-    assert!(cli(&world.database, &["resume", "line:a"]).1.contains("resumed"));
-    world.wait_for("it runs", async || world.archived(held).await.is_some()).await;
     world.close().await;
 }
 

@@ -15,6 +15,8 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
+use super::limits::{cli, why};
+
 const RETRIES: u32 = 3;
 const POLICY: Policy = Policy::Again(RETRIES);
 /// Its lease and its grace last longer than a stall.
@@ -133,18 +135,19 @@ async fn no_job_that_is_locked_ahead_waits_for_a_long_job_while_another_worker_i
     }
 }
 
-#[tokio::test]
-async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_releases_the_jobs_that_are_locked_ahead_and_holds_all_back_until_it_ends() {
     let mut world = World::new().await.patient(&[]);
     let (mut jobs, mut before, end) = (Vec::new(), 0, Instant::now() + SOON);
     world.start(Role::Worker, &WORKER, &[]);
     let paused = "group:generic".parse().unwrap();
+    let reason = "the mail server is down";
     // On a busy machine all may have been entered before the worker knows the pause.
     while before == jobs.len() {
         assert!(Instant::now() < end, "{}", world.logs());
         world.store.pauses().resume(&paused).await.unwrap();
         until_some_are_locked_ahead(&world, &mut jobs).await;
-        world.store.pauses().pause(&paused, "ada", None).await.unwrap();
+        world.store.pauses().pause(&paused, "ada", Some(reason)).await.unwrap();
         let is_quiet = async || {
             before = world.begun().len();
             pause(Duration::from_millis(500)).await;
@@ -152,9 +155,19 @@ async fn a_pause_releases_the_jobs_that_are_locked_ahead() {
         };
         world.wait_for("nothing is locked or entered in the pause", is_quiet).await;
     }
-    world.store.pauses().resume(&paused).await.unwrap();
+    let begun = world.begun();
+    let said = why(&world, *jobs.iter().find(|job| !begun.contains(job)).unwrap()).await;
+    let text = said["text"].as_str().unwrap();
+    assert!(said["reason"] == "paused" && text.contains("ada") && text.contains(reason), "{said}");
+    assert!(cli(&world.database, &["resume", "group:generic"]).1.contains("resumed"));
     until_done(&world, &jobs).await;
     assert_eq!(further_starts(&world, &jobs).await, 0);
+    let (code, out, err) = cli(&world.database, &["pause", "group:generic", "--reason", reason, "--by", "bob"]);
+    assert!(code == 0 && out.contains("running jobs continue"), "{out}{err}");
+    assert!(!world.store.pauses().pause(&paused, "ada", None).await.unwrap(), "the first pause stays");
+    let (_, out, _) = cli(&world.database, &["pauses", "--json"]);
+    assert!([r#""paused":"group:generic""#, r#""by":"bob""#, reason].iter().all(|part| out.contains(part)), "{out}");
+    world.store.pauses().resume(&paused).await.unwrap();
     world.close().await;
 }
 

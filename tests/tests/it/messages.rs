@@ -267,11 +267,11 @@ async fn all_subscribers_see_one_order() {
         publisher.await.unwrap();
     }
     assert_eq!(orders[0], orders[1]);
-    check_order(orders.remove(0).into_iter(), EACH);
+    assert!(in_order(orders.remove(0)).values().all(|count| *count == EACH));
 }
 
-/// Every message of every publisher once and in order.
-fn check_order(received: impl Iterator<Item = (String, i64)>, each: i64) {
+/// The number of messages of each publisher, all of which were received once and in order.
+fn in_order(received: Vec<(String, i64)>) -> BTreeMap<String, i64> {
     let mut expected: BTreeMap<String, i64> = BTreeMap::new();
     let mut wrong = 0;
     for (topic, n) in received {
@@ -279,7 +279,8 @@ fn check_order(received: impl Iterator<Item = (String, i64)>, each: i64) {
         wrong += u32::from(*next != n);
         *next = n + 1;
     }
-    assert!(wrong == 0 && expected.values().all(|count| *count == each), "{wrong} lost, repeated or out of order: {expected:?}");
+    assert_eq!(wrong, 0, "lost, repeated or out of order: {expected:?}");
+    expected
 }
 
 /// Step-downs, and a primary that is killed, while messages are published and read.
@@ -347,17 +348,7 @@ async fn messages_through_failovers() -> bool {
     }
     let Some(sent) = sent.into_iter().map(|(topic, n)| n.map(|n| (topic, n))).collect::<Option<BTreeMap<_, _>>>() else { return false };
     publish(&store, "p.end", 0).await;
-    let received = reader.await.unwrap();
-    let mut seen: BTreeMap<String, i64> = BTreeMap::new();
-    let mut wrong = Vec::new();
-    for (topic, n) in received {
-        let expected = seen.entry(topic.clone()).or_default();
-        if *expected != n {
-            wrong.push((topic, *expected, n));
-        }
-        *expected = n + 1;
-    }
-    assert!(wrong.is_empty() && seen == sent, "{wrong:?} {seen:?} {sent:?}");
+    assert_eq!(in_order(reader.await.unwrap()), sent);
     true
 }
 

@@ -157,23 +157,6 @@ async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
     store(&database).await;
 }
 
-/// Also those that begin when another one was killed in the middle.
-#[tokio::test]
-async fn first_starts_at_the_same_time_all_succeed() {
-    let database = TestDatabase::new().await;
-    for round in 0..3 {
-        let connect = ConnectArgs::to(database.uri());
-        let starts = (0..4).map(|_| Store::connect(&connect, "test"));
-        for (number, start) in futures_util::future::join_all(starts).await.into_iter().enumerate() {
-            assert!(start.is_ok(), "round {round}, start {number}: {:?}", start.err());
-        }
-        // It has made some collections, and has noted nothing.
-        for name in ["metadata", "unique_periods", "limits", "signals"] {
-            database.raw(name).drop().await.unwrap();
-        }
-    }
-}
-
 /// A call of the library makes the schema before it writes: otherwise its own collection would count as an application's.
 #[tokio::test]
 async fn the_first_write_of_a_client_of_an_application_makes_the_schema() {
