@@ -81,6 +81,18 @@ fn step(name: &str, number: i64, script: &str) -> NewJob {
     Step { name: name.into(), number, script: script.into() }.as_job()
 }
 
+/// The job that was enqueued again.
+fn new_of(changed: &Changed) -> JobId {
+    let Changed::EnqueuedAgain { new: Some(new), .. } = changed else { panic!("{changed:?}") };
+    *new
+}
+
+/// Retries one job alone. Returns the new one.
+async fn retry_alone(store: &Store, job: JobId, with: Revision) -> JobId {
+    let again = Change::Retry { again: false, with: Box::new(with) };
+    new_of(&store.control(false).change(&again, &[job]).await.unwrap()[0].1)
+}
+
 struct Stage {
     database: TestDatabase,
     store: Store,
@@ -181,10 +193,7 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     // Retried from the failed ones: `bad` fails again, and its followers with it.
     let outcomes: BTreeMap<JobId, Changed> = stage.store.control(false).retry_graph(id).await.unwrap().into_iter().collect();
     assert_eq!(outcomes.keys().copied().collect::<Vec<_>>(), sorted([bad, next, after_next]), "{outcomes:?}");
-    let new = |job| {
-        let Changed::EnqueuedAgain { new: Some(new), .. } = &outcomes[&job] else { panic!("{:?}", outcomes[&job]) };
-        *new
-    };
+    let new = |job| new_of(&outcomes[&job]);
     assert_eq!(stage.end(new(next)).await, "cancelled parent-failed");
     assert_eq!(stage.end(new(after_next)).await, "cancelled parent-failed");
     let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();
@@ -196,15 +205,9 @@ async fn a_failure_cancels_what_follows_runs_a_fallback_or_is_ignored() {
     assert_eq!(retried.count(), 3);
 
     // The parent is retried alone, and succeeds the second time: then its followers are retried, and run.
-    let retry_alone = async |job: JobId, with: Revision| {
-        let again = Change::Retry { again: false, with: Box::new(with) };
-        let changed = stage.store.control(false).change(&again, &[job]).await.unwrap();
-        let [(_, Changed::EnqueuedAgain { new: Some(new), .. })] = changed[..] else { panic!("{changed:?}") };
-        new
-    };
-    let alone = retry_alone(new(bad), Revision::default()).await;
+    let alone = retry_alone(&stage.store, new(bad), Revision::default()).await;
     assert_eq!(stage.end(alone).await, "gave-up Broken");
-    let repaired = retry_alone(alone, Revision::default().set(doc! { "script": "" })).await;
+    let repaired = retry_alone(&stage.store, alone, Revision::default().set(doc! { "script": "" })).await;
     assert_eq!(stage.result(repaired).await, JobResult::Done(1), "it is kept, because jobs wait for it");
     stage.store.control(false).retry_graph(id).await.unwrap();
     let jobs = stage.store.wait_for_graph(id, SOON).await.unwrap();
@@ -263,10 +266,7 @@ async fn a_job_becomes_others_in_one_step_and_its_followers_wait_for_those() {
     stage.store.wait_for_graph(id, SOON).await.unwrap();
     let JobResult::ContinuedAs(became) = stage.result(becomes).await else { panic!("not continued") };
     let outcomes: BTreeMap<JobId, Changed> = stage.store.control(false).retry_graph(id).await.unwrap().into_iter().collect();
-    let new = |job: JobId| {
-        let Changed::EnqueuedAgain { new: Some(new), .. } = &outcomes[&job] else { panic!("{:?}", outcomes[&job]) };
-        *new
-    };
+    let new = |job: JobId| new_of(&outcomes[&job]);
     stage.result(new(next)).await;
     let edges = stage.archived(new(next)).await.get_array("waits_for").unwrap().clone();
     assert_eq!(edges, [new(became[0]).into(), became[1].into()], "not to the job that became others");
@@ -650,8 +650,7 @@ async fn a_retry_of_a_graph_follows_what_others_do_meanwhile() {
     let held = proxy.arm(Action::Hold, 1..=1, |request| request.is("update", "archived"));
     let meanwhile = async {
         held.fired().await;
-        let again = Change::Retry { again: false, with: Box::default() };
-        other.control(false).change(&again, &ids[..1]).await.unwrap();
+        retry_alone(&other, ids[0], Revision::default()).await;
         held.release();
     };
     let mut control = store.control(false);
@@ -708,12 +707,6 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
     store.prepare_graphs().await.unwrap();
     let other = Store::connect(&connect_args(&database), "other").await.unwrap();
     let (archived, ballast) = (database.raw("archived"), "x".repeat(3_900_000));
-    let retry_alone = async |job: JobId| {
-        let again = Change::Retry { again: false, with: Box::default() };
-        let changed = other.control(false).change(&again, &[job]).await.unwrap();
-        let [(_, Changed::EnqueuedAgain { new: Some(new), .. })] = changed[..] else { panic!("{changed:?}") };
-        new
-    };
     let hold = |number: u32| proxy.arm(Action::Hold, number..=number, |request| request.is("update", "archived"));
 
     // After the first portion, one of its jobs has failed again, and another process has retried one of the second portion.
@@ -729,7 +722,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
         let enqueued = async || database.raw("scheduled").find_one_and_delete(doc! { "recovered_from": ids[0] }).await.unwrap();
         let new = wait_for(SOON, "the first portion is enqueued", enqueued).await;
         archived.insert_one(failed(graph, new.get_object_id("_id").unwrap().into(), &[], "")).await.unwrap();
-        let new = retry_alone(ids[2]).await;
+        let new = retry_alone(&other, ids[2], Revision::default()).await;
         held.release();
         new
     };
@@ -750,7 +743,7 @@ async fn a_retry_in_portions_leaves_to_others_what_they_have_retried() {
     let (note, portion) = (hold(1), hold(3));
     let meanwhile = async {
         note.fired().await;
-        retry_alone(ids[2]).await;
+        retry_alone(&other, ids[2], Revision::default()).await;
         note.release();
         portion.fired().await;
         other.control(false).cancel_graph(graph).await.unwrap();
