@@ -1,7 +1,7 @@
-//! Bad input through the real binaries, and documents that a foreign program has changed: the exit code, the message, and the neighbours
-//! unharmed.
+//! Bad input and odd connections of the real binaries, and documents that a foreign program has changed: the exit code, the message, and
+//! the neighbours unharmed.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::future::join_all;
@@ -18,8 +18,11 @@ use recruiter_tests::{
     mongo::{PASSWORD, TestDatabase, USER, own_mongod, standalone_mongod, temporary},
     oracle::number,
     processes::{Process, Setup, System},
+    replica_set::ReplicaSet,
     wait::{SOON, best_of_three, wait_until, within},
 };
+
+use super::usual_settings::run;
 
 const BINARIES: [(&str, &[&str]); 3] = [("recruiter", &["run"]), ("recruiter-cleaner", &[]), ("recruiter-worker", &["--builtins"])];
 
@@ -256,6 +259,85 @@ async fn a_mongodb_that_is_not_there_yet_is_waited_for() {
     let id = NewJob::of_class("sleep", doc! {}).enqueue(&store).await.unwrap().id;
     assert_eq!(why(&database.archived(id).await), "done");
     system.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_string_of_another_driver_is_used_with_a_warning() {
+    let database = TestDatabase::new().await;
+    let join = if database.uri().contains('?') { "&" } else { "?" };
+    let others = "compressors=snappy,zlib&zlibCompressionLevel=6&uuidRepresentation=standard&timeoutMS=5000&socketTimeoutMS=0&j=true\
+                  &wtimeout=5000&tlsDisableOCSPEndpointCheck=true&noSuchOption=1";
+    let uri = format!(" {}{join}{others}\r\n", database.uri());
+    let said = run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "1m")]);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(database.count("scheduled", doc! {}).await, 1, "in the database of that name");
+    for option in others.split('&').map(|option| option.split('=').next().unwrap()) {
+        assert!(said.err.contains(option), "{option}: {}", said.err);
+    }
+    for (options, problem) in
+        [("ssl_ca_certs=/x", "write tlsCAFile"), ("tlsCAFile=/no/such/file&tls=true", "/no/such/file: it cannot be read")]
+    {
+        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &format!("{}{join}{options}", database.uri()))]);
+        assert_eq!(said.code, 2, "{}", said.err);
+        assert!(said.err.contains(problem) && !said.err.contains("similar"), "{}", said.err);
+    }
+    let without = format!("{}{join}tls=true&connectTimeoutMS=1000", database.uri());
+    let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &without), ("RECRUITER_CONNECT_TIMEOUT", "4s")]);
+    assert_eq!(said.code, 69, "{}", said.err);
+    assert!(said.err.contains("the server does not use TLS: remove tls=true"), "{}", said.err);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_tls_says_what_it_is_and_what_to_do() {
+    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tls").join(name).display().to_string();
+    let started = async |certificate: &str| {
+        let authority = if certificate == "elsewhere.pem" { "ca.pem" } else { "own-authority.crt" };
+        let arguments = vec![
+            "--tlsMode=requireTLS".into(),
+            format!("--tlsCertificateKeyFile={}", file(certificate)),
+            format!("--tlsCAFile={}", file(authority)),
+            "--tlsAllowConnectionsWithoutCertificates".into(),
+        ];
+        EmbeddedMongo::start(Options { member: true, arguments, ..temporary() }).await.unwrap()
+    };
+    let (elsewhere, own) = (started("elsewhere.pem").await, started("own-authority.pem").await);
+    let encrypted = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&encrypted, "-----BEGIN CERTIFICATE-----\n-----BEGIN ENCRYPTED PRIVATE KEY-----\n").unwrap();
+    let encrypted = format!("tls=true&tlsCertificateKeyFile={}", encrypted.path().display());
+    let cases = [
+        (&elsewhere, String::new(), 69, "the server uses TLS: write tls=true"),
+        (&elsewhere, "tls=true".into(), 69, "write tlsCAFile=FILE"),
+        (&elsewhere, format!("tls=true&tlsCAFile={}", file("ca.pem")), 69, "does not have the name of the host"),
+        (&own, format!("tls=true&tlsCAFile={}", file("own-authority.crt")), 69, "certificate of an authority as its own"),
+        (&own, format!("tls=true&tlsCAFile={}", file("README.md")), 2, "no line with `BEGIN CERTIFICATE`"),
+        (&own, encrypted, 2, "openssl pkey"),
+    ];
+    let check = |(mongo, options, code, expected): (&EmbeddedMongo, String, i32, &str)| {
+        let uri = format!("mongodb://127.0.0.1:{}/jobs?{options}", mongo.port());
+        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "4s")]);
+        assert_eq!(said.code, code, "{options}: {}", said.err);
+        // If it waits, it says so in the log before the end.
+        let times = if code == 69 { 2 } else { 1 };
+        assert!(said.err.matches(expected).count() >= times && !said.err.contains("the network"), "{options}: {}", said.err);
+    };
+    std::thread::scope(|scope| cases.into_iter().for_each(|case| drop(scope.spawn(move || check(case)))));
+}
+
+/// As with a container whose MongoDB names itself by its port inside: its names can be resolved, and do not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_set_that_names_other_addresses_is_reached_directly() {
+    let set = ReplicaSet::start(1).await;
+    set.isolate(0);
+    let enqueued = |options: &str| {
+        let uri = format!("mongodb://{}/jobs?{options}", set.address(0));
+        run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "4s")])
+    };
+    let said = enqueued("replicaSet=rs0");
+    let named = format!("names its members {}", set.uri().split(['/', '?']).nth(2).unwrap());
+    assert_eq!(said.code, 69, "{}", said.err);
+    assert!(said.err.matches(&named).count() >= 2 && said.err.contains("directConnection=true"), "{named}: {}", said.err);
+    let said = enqueued("directConnection=true");
+    assert_eq!(said.code, 0, "{}", said.err);
 }
 
 /// I9: each invalid document fails alone, with a reason in its own history; documents with few fields are valid.
