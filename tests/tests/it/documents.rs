@@ -5,6 +5,7 @@ use std::{
     fs,
     path::PathBuf,
     process::Command,
+    sync::LazyLock,
 };
 
 use recruiter_common::{
@@ -65,7 +66,7 @@ fn help(command: &[&str]) -> String {
 }
 
 /// The help of each command of the three programs.
-fn helps() -> BTreeMap<Vec<String>, String> {
+static HELPS: LazyLock<BTreeMap<Vec<String>, String>> = LazyLock::new(|| {
     let mut found = BTreeMap::new();
     let mut left: Vec<Vec<String>> = ["recruiter", "recruiter-worker", "recruiter-cleaner"].map(|name| vec![name.to_owned()]).into();
     while let Some(command) = left.pop() {
@@ -78,7 +79,7 @@ fn helps() -> BTreeMap<Vec<String>, String> {
     }
     assert!(found.len() > 20, "{:?}", found.keys());
     found
-}
+});
 
 /// The help text of one flag.
 fn said_of(help: &str, flag: &str) -> Option<String> {
@@ -187,8 +188,7 @@ fn every_page_with_rust_is_compiled() {
 
 #[test]
 fn every_command_and_flag_of_the_documents_exists() {
-    let helps = helps();
-    let is_known = |flag: &str| helps.values().any(|help| said_of(help, flag).is_some());
+    let is_known = |flag: &str| HELPS.values().any(|help| said_of(help, flag).is_some());
     // Flags of other programs.
     let foreign = |code: &str| ["cargo ", "npm ", "systemctl "].iter().any(|program| code.contains(program));
     let of_others = format!("\"--setParameter\" {}", document("tests/soak"));
@@ -211,8 +211,8 @@ fn every_command_and_flag_of_the_documents_exists() {
                     command.push(word.to_owned());
                 }
                 // Further words are arguments, if the command has no subcommands.
-                let has_subcommands = |command: &[String]| helps.get(command).is_none_or(|help| help.contains("Commands:\n"));
-                let known = (1..=command.len()).rev().map(|length| &command[..length]).find(|command| helps.contains_key(*command));
+                let has_subcommands = |command: &[String]| HELPS.get(command).is_none_or(|help| help.contains("Commands:\n"));
+                let known = (1..=command.len()).rev().map(|length| &command[..length]).find(|command| HELPS.contains_key(*command));
                 let is_known = known.is_some_and(|known| known.len() == command.len() || (known.len() > 1 && !has_subcommands(known)));
                 assert!(is_known, "{} names {code}, and there is no {command:?}", page.display());
                 commands += 1;
@@ -226,7 +226,7 @@ fn every_command_and_flag_of_the_documents_exists() {
 #[test]
 fn the_examples_of_each_help_fit_into_80_columns() {
     let mut examples = 0;
-    for (command, help) in helps() {
+    for (command, help) in &*HELPS {
         let (_, after) = help.split_once("\nExample").unwrap_or_default();
         for line in after.lines().skip(1).take_while(|line| line.is_empty() || line.starts_with(' ')) {
             assert!(line.chars().count() <= 80, "{command:?}: {line}");
@@ -263,9 +263,9 @@ fn the_settings_are_those_of_the_help() {
         let program = plain(program).remove(0);
         let programs = if program == "all" { vec!["recruiter", "recruiter-worker", "recruiter-cleaner"] } else { vec![program.as_str()] };
         for program in programs {
-            let help = help(&program.split(' ').collect::<Vec<_>>());
+            let help = &HELPS[&program.split(' ').map(str::to_owned).collect::<Vec<_>>()];
             for ((flag, variable), default) in plain(flags).iter().zip(plain(variables)).zip(plain(defaults)) {
-                let said = said_of(&help, flag).unwrap_or_else(|| panic!("{program} has no {flag}"));
+                let said = said_of(help, flag).unwrap_or_else(|| panic!("{program} has no {flag}"));
                 assert!(said.contains(&format!("[env: {variable}")), "{program} {flag}: {variable} is not in {said}");
                 let default = default.replace(' ', "");
                 let is_in_help = said.contains(&format!("[default: {default}"));

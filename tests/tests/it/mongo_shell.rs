@@ -119,8 +119,7 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     let queries: Vec<&str> =
         queries.lines().take_while(|line| *line != "```").map(|line| line.split("//").next().unwrap().trim()).collect();
     assert!(queries.len() >= 4, "{queries:?}");
-    for query in queries {
-        ask(&database, &if query.contains(".find(") { format!("{query}.toArray()") } else { query.to_owned() });
-    }
+    let each = |query: &&str| if query.contains(".find(") { format!("{query}.toArray()") } else { (*query).to_owned() };
+    ask(&database, &format!("[{}]", queries.iter().map(each).collect::<Vec<_>>().join(", ")));
     system.stop().await;
 }
