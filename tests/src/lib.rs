@@ -49,6 +49,20 @@ pub mod steps;
 pub mod wait;
 pub mod world;
 
+/// Makes a type a workable whose class has the name of the type: `workable!(Greet)`, or with an output `workable!(Double -> i64)`.
+#[macro_export]
+macro_rules! workable {
+    ($name:ident) => {
+        $crate::workable!($name -> ());
+    };
+    ($name:ident -> $output:ty) => {
+        impl recruiter_common::Workable for $name {
+            const CLASS: &'static str = stringify!($name);
+            type Output = $output;
+        }
+    };
+}
+
 /// Whether `RECRUITER_TEST_LENGTH=full` is set: then the failure suites repeat faults more often, and keep up outages for longer.
 pub fn full_length() -> bool {
     std::env::var_os("RECRUITER_TEST_LENGTH").is_some_and(|length| length == "full")

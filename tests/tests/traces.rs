@@ -18,6 +18,7 @@ use recruiter_tests::{
     local::{Local, prepared, store},
     mongo::TestDatabase,
     wait::{SOON, wait_for},
+    workable,
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Ran, Workable, Worker, stock};
 use serde::{Deserialize, Serialize};
@@ -109,10 +110,7 @@ impl Executable for Obey {
 #[derive(Clone, Serialize, Deserialize)]
 struct Block {}
 
-impl Workable for Block {
-    const CLASS: &'static str = "Block";
-    type Output = String;
-}
+workable!(Block -> String);
 
 impl BlockingExecutable for Block {
     type State = ();

@@ -10,7 +10,7 @@ use std::{
 
 use bson::{Bson, Document, doc};
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob, Workable},
+    enqueue::{EnqueueError, NewJob},
     failure::Failure,
     ids::{JobId, StartId, WorkerId},
     job::bundle::is_pending,
@@ -24,6 +24,7 @@ use recruiter_tests::{
     oracle::number,
     processes::{Process, Setup, System, mentioning},
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -52,10 +53,7 @@ struct Step {
     how: How,
 }
 
-impl Workable for Step {
-    const CLASS: &'static str = "Step";
-    type Output = Option<String>;
-}
+workable!(Step -> Option<String>);
 
 struct Notes {
     lines: Mutex<Vec<String>>,
@@ -287,10 +285,7 @@ struct Count {
     n: u32,
 }
 
-impl Workable for Count {
-    const CLASS: &'static str = "Count";
-    type Output = u32;
-}
+workable!(Count -> u32);
 
 impl BlockingExecutable for Count {
     type State = ();

@@ -25,6 +25,7 @@ use recruiter_tests::{
     mongo::{TestDatabase, own_mongod},
     processes::Recruiters,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -44,10 +45,7 @@ struct Numbered {
     n: i32,
 }
 
-impl Workable for Handle {
-    const CLASS: &'static str = "Handle";
-    type Output = ();
-}
+workable!(Handle);
 
 type Handled = Arc<Mutex<HashMap<(String, i32), u32>>>;
 

@@ -20,6 +20,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     oracle::Policy,
     wait::{SOON, wait_until},
+    workable,
     world::{Role, World},
 };
 use recruiter_worker::{BlockingExecutable, Context, Ended, Executable, NotDone, Workable, Worker, WorkerConfig};
@@ -151,10 +152,7 @@ struct Slow {
     extends_ms: u64,
 }
 
-impl Workable for Slow {
-    const CLASS: &'static str = "Slow";
-    type Output = ();
-}
+workable!(Slow);
 
 impl Executable for Slow {
     type State = ();
@@ -176,10 +174,7 @@ impl Executable for Slow {
 #[derive(Clone, Serialize, Deserialize)]
 struct SlowThread(Slow);
 
-impl Workable for SlowThread {
-    const CLASS: &'static str = "SlowThread";
-    type Output = ();
-}
+workable!(SlowThread);
 
 impl BlockingExecutable for SlowThread {
     type State = ();
@@ -203,10 +198,7 @@ struct NotYet {
     at_most: u32,
 }
 
-impl Workable for NotYet {
-    const CLASS: &'static str = "NotYet";
-    type Output = ();
-}
+workable!(NotYet);
 
 impl Executable for NotYet {
     type State = ();

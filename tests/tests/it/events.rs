@@ -11,6 +11,7 @@ use recruiter_tests::{
     local::{Local, store},
     mongo::TestDatabase,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker, WorkerEvent};
 use serde::{Deserialize, Serialize};
@@ -50,10 +51,7 @@ struct End {
     how: String,
 }
 
-impl Workable for End {
-    const CLASS: &'static str = "End";
-    type Output = ();
-}
+workable!(End);
 
 impl Executable for End {
     type State = Diary;

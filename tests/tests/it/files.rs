@@ -4,16 +4,13 @@ use std::{fs, io, pin::Pin, task};
 
 use bson::{doc, oid::ObjectId};
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
-use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    files::FileError,
-    ids::JobId,
-};
+use recruiter_common::{enqueue::NewJob, files::FileError, ids::JobId};
 use recruiter_tests::{
     local::{Local, prepared, store},
     mongo::TestDatabase,
     processes::Process,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -30,10 +27,7 @@ struct Invert {
     file: String,
 }
 
-impl Workable for Invert {
-    const CLASS: &'static str = "Invert";
-    type Output = u64;
-}
+workable!(Invert -> u64);
 
 impl Executable for Invert {
     type State = ();

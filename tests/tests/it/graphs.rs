@@ -27,6 +27,7 @@ use recruiter_tests::{
     processes::{Process, Setup, System, binary},
     proxy::Action,
     wait::{SOON, wait_for, wait_until},
+    workable,
     world::Role,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
@@ -43,10 +44,7 @@ struct Step {
     script: String,
 }
 
-impl Workable for Step {
-    const CLASS: &'static str = "Step";
-    type Output = i64;
-}
+workable!(Step -> i64);
 
 impl Executable for Step {
     type State = Diary;

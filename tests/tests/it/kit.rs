@@ -10,6 +10,7 @@ use recruiter_tests::{
     local::{self, Local, prepared},
     mongo::TestDatabase,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{
     BlockingExecutable, Context, Executable, Failure, FinishReason, Layer, Next, NotDone, Priority, Ran, Success, Worker,
@@ -61,10 +62,7 @@ struct Compute {
     fails: bool,
 }
 
-impl Workable for Compute {
-    const CLASS: &'static str = "Compute";
-    type Output = ();
-}
+workable!(Compute);
 
 impl BlockingExecutable for Compute {
     type State = Diary;

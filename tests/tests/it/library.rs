@@ -21,6 +21,7 @@ use recruiter_tests::{
     local::{self, Local, connect_args, prepared, store},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_for, wait_until},
+    workable,
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -31,10 +32,7 @@ struct Greet {
     fail_until_attempt: u32,
 }
 
-impl Workable for Greet {
-    const CLASS: &'static str = "Greet";
-    type Output = String;
-}
+workable!(Greet -> String);
 
 impl Executable for Greet {
     type State = Diary;
@@ -128,10 +126,7 @@ struct Compute {
     n: u64,
 }
 
-impl Workable for Compute {
-    const CLASS: &'static str = "Compute";
-    type Output = u64;
-}
+workable!(Compute -> u64);
 
 impl BlockingExecutable for Compute {
     type State = AtomicU32;
@@ -302,10 +297,7 @@ struct Greedy {
     waits: bool,
 }
 
-impl Workable for Greedy {
-    const CLASS: &'static str = "Greedy";
-    type Output = ();
-}
+workable!(Greedy);
 
 impl Executable for Greedy {
     type State = Diary;
@@ -358,10 +350,7 @@ impl<'de> Deserialize<'de> for Explosive {
     }
 }
 
-impl Workable for Explosive {
-    const CLASS: &'static str = "Explosive";
-    type Output = ();
-}
+workable!(Explosive);
 
 impl Executable for Explosive {
     type State = ();
@@ -561,10 +550,7 @@ async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
 #[derive(Clone, Serialize, Deserialize)]
 struct Stubborn {}
 
-impl Workable for Stubborn {
-    const CLASS: &'static str = "Stubborn";
-    type Output = ();
-}
+workable!(Stubborn);
 
 impl BlockingExecutable for Stubborn {
     type State = AtomicBool;
@@ -632,10 +618,7 @@ async fn threads_that_outlive_their_session_keep_their_slots() {
 #[derive(Serialize, Deserialize)]
 struct Fragile {}
 
-impl Workable for Fragile {
-    const CLASS: &'static str = "Fragile";
-    type Output = ();
-}
+workable!(Fragile);
 
 impl Executable for Fragile {
     type State = ();
@@ -669,10 +652,7 @@ struct Chain {
     left: u32,
 }
 
-impl Workable for Chain {
-    const CLASS: &'static str = "Chain";
-    type Output = String;
-}
+workable!(Chain -> String);
 
 impl Executable for Chain {
     type State = ();

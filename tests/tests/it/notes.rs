@@ -15,6 +15,7 @@ use recruiter_tests::{
     oracle::number,
     processes::{Process, Setup, System},
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{CheckpointError, Context, Executable, JobProgress, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -52,10 +53,7 @@ struct Noting {
     how: How,
 }
 
-impl Workable for Noting {
-    const CLASS: &'static str = "Noting";
-    type Output = Option<i32>;
-}
+workable!(Noting -> Option<i32>);
 
 impl Executable for Noting {
     type State = tokio::sync::Semaphore;

@@ -21,6 +21,7 @@ use recruiter_tests::{
     processes::Process,
     proxy::Action,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{
     Attempted, Context, Executable, Failure, FinishReason, NotDone, Optimistic, Ran, TransactionSession, Unique, Worker, WorkerConfig,
@@ -42,10 +43,7 @@ fn errand(name: &str) -> Errand {
     Errand { name: name.into(), fails: 0, ms: 0 }
 }
 
-impl Workable for Errand {
-    const CLASS: &'static str = "Errand";
-    type Output = String;
-}
+workable!(Errand -> String);
 
 impl Executable for Errand {
     type State = Diary;

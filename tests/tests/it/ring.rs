@@ -14,6 +14,7 @@ use recruiter_tests::{
     local::{Local, prepared},
     processes::Process,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Workable, Worker};
 use serde::{Deserialize, Serialize};
@@ -27,10 +28,7 @@ struct Act {
     becomes: bool,
 }
 
-impl Workable for Act {
-    const CLASS: &'static str = "Act";
-    type Output = ();
-}
+workable!(Act);
 
 impl Executable for Act {
     type State = ();

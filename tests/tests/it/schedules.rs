@@ -26,6 +26,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     processes::{Process, Recruiters, Setup, System},
     wait::{SOON, best_of_three, wait_for, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -82,10 +83,7 @@ fn long_ago() -> bson::DateTime {
 #[derive(Serialize, Deserialize)]
 struct Counted {}
 
-impl Workable for Counted {
-    const CLASS: &'static str = "Counted";
-    type Output = ();
-}
+workable!(Counted);
 
 type Executions = Arc<Mutex<HashMap<JobId, u32>>>;
 

@@ -10,6 +10,7 @@ use recruiter_tests::{
     local::{self, Local, prepared},
     oracle::number,
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{CheckpointError, Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -37,10 +38,7 @@ struct Note {
     script: String,
 }
 
-impl Workable for Note {
-    const CLASS: &'static str = "Note";
-    type Output = String;
-}
+workable!(Note -> String);
 
 impl Executable for Note {
     type State = ();

@@ -31,6 +31,7 @@ use recruiter_tests::{
     mongosh,
     processes::{Setup, System},
     wait::{SOON, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -643,10 +644,7 @@ struct Index {
     fails: u32,
 }
 
-impl Workable for Index {
-    const CLASS: &'static str = "Index";
-    type Output = ();
-}
+workable!(Index);
 
 #[derive(Default)]
 struct Seen {

@@ -9,6 +9,7 @@ use recruiter_tests::{
     local::{self, Local, prepared},
     mongo::TestDatabase,
     wait::{SOON, best_of_three, wait_until},
+    workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
@@ -23,10 +24,7 @@ struct Double {
     takes_ms: u64,
 }
 
-impl Workable for Double {
-    const CLASS: &'static str = "Double";
-    type Output = i64;
-}
+workable!(Double -> i64);
 
 impl Executable for Double {
     type State = ();
