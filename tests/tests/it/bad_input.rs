@@ -417,13 +417,12 @@ async fn jobs_without_a_worker_wait_without_stopping_the_others() {
 /// A result too large for a document is dropped, and the job records that; a large one within the limits is kept.
 #[tokio::test]
 async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("workables.toml");
     let text = "[workables.big]\ncommand = [\"head\", \"-c\", \"{bytes}\", \"/dev/zero\"]\nresult_limit = \"8MiB\"\n";
     std::fs::write(&config, text).unwrap();
     let system = System::start(&database, Setup { worker: &["--builtins", "--config", &config.display().to_string()], ..Setup::default() });
-    let store = store(&database).await;
     let pad = "x".repeat(4 * 1024 * 1024 - 1000);
     let big = |bytes: i64| NewJob::of_class("big", doc! { "bytes": bytes, "pad": &pad });
     let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
@@ -569,9 +568,8 @@ async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
 /// Hand-deleted roster documents and half-written locks are found by the slow sweep.
 #[tokio::test]
 async fn jobs_locked_by_nobody_in_the_roster_are_found() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup { workers: 0, cleaner: &["--sweep-every", "200ms"], ..Setup::default() });
-    let store = store(&database).await;
     let worker = Process::on(&database, "recruiter-worker", &["--builtins"]);
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let orphan = sleep(600_000).retry(&again).enqueue(&store).await.unwrap().id;
@@ -595,9 +593,8 @@ async fn jobs_locked_by_nobody_in_the_roster_are_found() {
 /// I9: a document that is damaged while its job runs is ended with its worker; its history has the problem.
 #[tokio::test]
 async fn a_running_job_that_is_damaged_is_archived_when_its_worker_is_dead() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let mut system = System::start(&database, Setup { cleaner: &["--sweep-every", "200ms"], ..Setup::default() });
-    let store = store(&database).await;
     let [with_roster, without] = [sleep(600_000), sleep(600_000)];
     let (with_roster, without) = (with_roster.enqueue(&store).await.unwrap().id, without.enqueue(&store).await.unwrap().id);
     until_started(&database, 2).await;

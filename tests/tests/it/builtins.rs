@@ -5,8 +5,7 @@ use std::time::Duration;
 use bson::doc;
 use recruiter_common::{enqueue::NewJob, retry_policy::RetryManyTimes};
 use recruiter_tests::{
-    local::store,
-    mongo::TestDatabase,
+    local::prepared,
     oracle::number,
     processes::{Process, Setup, System},
     wait::SOON,
@@ -17,9 +16,8 @@ use super::bad_input::why;
 /// I6: a job that kills its worker is tried as often as its policy allows and no more.
 #[tokio::test]
 async fn a_job_that_ends_its_process_honours_its_policy() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let mut system = System::start(&database, Setup::default());
-    let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::ZERO).unwrap();
     let id = NewJob::of_class("exit-abruptly", doc! {}).retry(&policy).enqueue(&store).await.unwrap().id;
     for _ in 0..2 {
@@ -37,9 +35,8 @@ async fn a_job_that_ends_its_process_honours_its_policy() {
 /// What is done when the limit is passed is recorded as done.
 #[tokio::test]
 async fn a_leaking_worker_ends_itself_with_its_work_recorded() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let mut system = System::start(&database, Setup { worker: &["--builtins", "--memory-limit", "150MiB"], ..Setup::default() });
-    let store = store(&database).await;
     let freed = NewJob::of_class("leak", doc! { "mib": 40, "keep": false }).enqueue(&store).await.unwrap().id;
     assert_eq!(why(&database.archived(freed).await), "done");
     assert!(system.workers[0].try_exit().is_none(), "below the limit it stays");

@@ -516,8 +516,7 @@ fn count_recorded(outcomes: &[Bson]) -> usize {
 /// I5: without another run nothing is done twice after `kill -9`.
 #[tokio::test]
 async fn after_a_kill_what_is_recorded_is_not_done_again() {
-    let (database, programs) = (TestDatabase::new().await, Programs::new());
-    let store = store(&database).await;
+    let ((database, store), programs) = (prepared().await, Programs::new());
     let mut system =
         System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
     let id = programs.bundle(30, 0.02).enqueue(&store).await.unwrap().id;
@@ -540,8 +539,7 @@ async fn after_a_kill_what_is_recorded_is_not_done_again() {
 #[tokio::test]
 async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
     const ITEMS: usize = 80;
-    let (database, programs) = (TestDatabase::new().await, Programs::new());
-    let store = store(&database).await;
+    let ((database, store), programs) = (prepared().await, Programs::new());
     let mut system =
         System::start(&database, Setup { worker: &programs.worker_arguments(), cleaner: &["--every", "100ms"], ..Setup::default() });
     programs.let_go();
@@ -587,8 +585,7 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
 #[tokio::test]
 async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() {
     const ITEMS: i32 = 30;
-    let (database, programs) = (TestDatabase::new().await, Programs::new());
-    let store = store(&database).await;
+    let ((database, store), programs) = (prepared().await, Programs::new());
     let impatient = [&programs.worker_arguments()[..], &["--heartbeat", "250ms", "--lease", "900ms"]].concat();
     let mut system = System::start(&database, Setup { worker: &impatient, ..Setup::default() });
     let id = programs.bundle(ITEMS, 0.02).retry(&again(1)).enqueue(&store).await.unwrap().id;
@@ -618,8 +615,7 @@ async fn a_worker_that_is_frozen_past_its_death_leaves_its_bundle_to_the_next() 
 #[tokio::test]
 async fn a_bundle_survives_the_rolling_restart_of_its_workers() {
     const ITEMS: i32 = 30;
-    let (database, programs) = (TestDatabase::new().await, Programs::new());
-    let store = store(&database).await;
+    let ((database, store), programs) = (prepared().await, Programs::new());
     let mut system = System::start(&database, Setup { worker: &programs.worker_arguments(), ..Setup::default() });
     let id = programs.bundle(ITEMS, 0.02).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "it is in the middle", async || programs.entered().len() > HELD).await;

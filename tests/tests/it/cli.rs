@@ -416,10 +416,9 @@ async fn a_job_can_be_cancelled_while_it_runs() {
 /// By the hint, and by the next heartbeat when the hint is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_job_can_be_cancelled_while_its_worker_drains() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let flags = ["--builtins", "--grace", "10m", "--heartbeat", "1s"];
     let mut system = System::start(&database, Setup { worker: &flags, ..Setup::default() });
-    let store = store(&database).await;
     let again = RetryForever::new(Duration::from_millis(1)).unwrap();
     let long = || NewJob::of_class("sleep", doc! { "ms": 600_000 });
     let hinted = long().retry(&again).enqueue(&store).await.unwrap().id;

@@ -214,9 +214,8 @@ fn worker() -> Worker {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_job_extends_its_time_limit() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let processes = Local::pair(&database, &[], worker(), &[]);
-    let store = store(&database).await;
     let check = async |job: NewJob, class: Option<&str>| {
         let id = job.enqueue(&store).await.unwrap().id;
         let archived = database.archived(id).await;
@@ -243,9 +242,8 @@ async fn a_running_job_extends_its_time_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snooze_has_a_reason_and_a_cap() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let processes = Local::pair(&database, &[], worker(), &[]);
-    let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::from_millis(20)).unwrap();
     let id = NotYet { at_most: 2 }.as_job().retry(&policy).enqueue(&store).await.unwrap().id;
     let archived = database.archived(id).await;

@@ -4,8 +4,7 @@ use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::enqueue::NewJob;
 use recruiter_tests::{
-    local::{ids, store},
-    mongo::TestDatabase,
+    local::{ids, prepared},
     oracle::number,
     processes::{Process, Setup, System},
     wait::{SOON, within},
@@ -17,9 +16,8 @@ fn sleep(ms: i64) -> NewJob {
 
 #[tokio::test]
 async fn work_spreads_over_workers_of_equal_capacity() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let system = System::start(&database, Setup { workers: 2, ..Setup::default() });
-    let store = store(&database).await;
     database.until("roster", doc! { "available": true, "term": { "$gt": 0 } }, 2, "both are there").await;
     let mut shares: Vec<Document> = Vec::new();
     // A worker that gets too little of a busy machine does fewer jobs: then they are enqueued again.
@@ -38,11 +36,10 @@ async fn work_spreads_over_workers_of_equal_capacity() {
 /// I7: a class with a long backlog does not keep another class's workers idle.
 #[tokio::test]
 async fn a_backlog_of_one_class_leaves_the_others_their_workers() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let directory = tempfile::tempdir().unwrap();
     let config = directory.path().join("workables.toml");
     std::fs::write(&config, "[workables.other]\ncommand = [\"true\"]\n").unwrap();
-    let store = store(&database).await;
     let mut system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "1", "--grace", "1s"], ..Setup::default() });
     store.enqueue_many((0..3_000).map(|_| sleep(600_000))).await.unwrap();
     database.until("scheduled", doc! { "locked": true }, 1, "one is running").await;

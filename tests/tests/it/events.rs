@@ -8,8 +8,7 @@ use std::{
 use bson::doc;
 use recruiter_common::{Failure, JobId, NewJob, RetryManyTimes, Workable, store::Store};
 use recruiter_tests::{
-    local::{Local, store},
-    mongo::TestDatabase,
+    local::{Local, prepared},
     wait::{SOON, wait_until},
     workable,
 };
@@ -97,8 +96,7 @@ async fn enqueue(store: &Store, how: &str) -> JobId {
 /// A snooze, a cancellation and an interruption are no failures, and no start is left without an end.
 #[tokio::test]
 async fn each_start_has_one_event_that_names_its_end_and_hooks_are_for_ends() {
-    let database = TestDatabase::new().await;
-    let (store, diary) = (store(&database).await, Diary::default());
+    let ((database, store), diary) = (prepared().await, Diary::default());
     let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &["--heartbeat", "300ms", "--grace", "100ms"]);
     let ends = async |job: JobId, expected: &[&str]| {
         wait_until(SOON, &format!("{expected:?}"), async || diary.of(job).len() >= expected.len()).await;
@@ -128,8 +126,7 @@ async fn each_start_has_one_event_that_names_its_end_and_hooks_are_for_ends() {
 /// The items of a bundle have hooks of their own, and a bundle has an event as a job has it.
 #[tokio::test]
 async fn a_bundle_that_is_snoozed_calls_the_hooks_of_the_items_that_have_ended() {
-    let database = TestDatabase::new().await;
-    let (store, diary) = (store(&database).await, Diary::default());
+    let ((database, store), diary) = (prepared().await, Diary::default());
     let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &[]);
     let bundle = NewJob::bundle(["done", "snooze", "done"].map(|how| End { how: how.into() })).enqueue(&store).await.unwrap().id;
     wait_until(SOON, "the hooks are called", async || diary.of(bundle).len() >= 4).await;
@@ -141,8 +138,7 @@ async fn a_bundle_that_is_snoozed_calls_the_hooks_of_the_items_that_have_ended()
 /// The job is in the archive: there is nothing to rescue.
 #[tokio::test]
 async fn a_worker_that_stops_during_a_hook_leaves_the_roster() {
-    let database = TestDatabase::new().await;
-    let (store, diary) = (store(&database).await, Diary::default());
+    let ((database, store), diary) = (prepared().await, Diary::default());
     let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &["--grace", "100ms"]);
     let job = enqueue(&store, "hangs after").await;
     wait_until(SOON, "the hook is called", async || diary.of(job) == ["started", "done", "after success"]).await;

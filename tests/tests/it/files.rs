@@ -6,7 +6,7 @@ use bson::{doc, oid::ObjectId};
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
 use recruiter_common::{enqueue::NewJob, files::FileError, ids::JobId};
 use recruiter_tests::{
-    local::{Local, prepared, store},
+    local::{Local, prepared},
     mongo::TestDatabase,
     processes::Process,
     wait::{SOON, wait_until},
@@ -132,8 +132,7 @@ impl AsyncRead for Broken {
 
 #[tokio::test]
 async fn a_broken_transfer_is_an_error_and_shows_no_half_of_a_file() {
-    let database = TestDatabase::new().await;
-    let (store, job) = (store(&database).await, JobId::new());
+    let ((database, store), job) = (prepared().await, JobId::new());
     store.put_file(job, "a", "before".as_bytes()).await.unwrap();
     let broken = store.put_file(job, "a", Broken(1_000_000)).await.unwrap_err();
     assert!(matches!(&broken, FileError::Content { name, source } if name == "a" && source.to_string() == "the disk is gone"), "{broken}");

@@ -76,10 +76,9 @@ async fn result_of<W: Workable>(store: &Store, id: JobId) -> JobResult<W::Output
 
 #[tokio::test]
 async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
-    let store = store(&database).await;
     let job = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().in_group("mail").tag("a").tag("b").urn("urn:x");
     let id = job.enqueue(&store).await.unwrap().id;
     let archived = database.archived(id).await;
@@ -97,10 +96,9 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
 
 #[tokio::test]
 async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
     let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
-    let store = store(&database).await;
     let policy = RetryManyTimes::new(1, Duration::from_millis(50)).unwrap();
     let greet = |fail_until_attempt| Greet { name: "Ada".into(), fail_until_attempt }.as_job().retry(&policy);
     let id = greet(2).enqueue(&store).await.unwrap().id;
@@ -153,9 +151,8 @@ impl BlockingExecutable for Compute {
 
 #[tokio::test]
 async fn a_blocking_workable_may_return_any_error_panic_or_take_too_long() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let processes = Local::pair(&database, &[], Worker::new().register_blocking::<Compute>(AtomicU32::new(0)).unwrap(), &[]);
-    let store = store(&database).await;
     for (n, class, message) in [(0, "ParseIntError", "invalid digit"), (1, "panic", "one is too small"), (2, "timeout", "200ms")] {
         let id = Compute { n }.as_job().enqueue(&store).await.unwrap().id;
         let ended = database.archived(id).await;
@@ -268,9 +265,8 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
 /// I1 and I2 for an application that does not know whether its call succeeded.
 #[tokio::test]
 async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
-    let database = TestDatabase::new().await;
+    let (database, store) = prepared().await;
     let diary = Arc::new(Diary::default());
-    let store = store(&database).await;
     let id = JobId::new();
     let send = || Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().with_id(id).enqueue(&store);
     assert!(send().await.unwrap().is_new);
@@ -419,8 +415,7 @@ impl RetryPolicy for Slow {
 /// I3: a process that stood still after the start of a job does not enter it before it knows that it still lives for the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_started_job_is_not_entered_while_the_lease_is_over() {
-    let (database, diary) = (TestDatabase::new().await, Arc::new(Diary::default()));
-    let store = store(&database).await;
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let recruiter = Local::recruiter(&database, &[]);
     let let_go = LetGo(Arc::default());
     let policy = let_go.0.clone();

@@ -668,8 +668,7 @@ impl Executable for Index {
 /// With real processes: a job runs once more after each call at most, never beside itself, and soon.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_runs_once_more_never_runs_beside_itself() {
-    let database = TestDatabase::new().await;
-    let (store, seen) = (store(&database).await, Arc::new(Seen::default()));
+    let ((database, store), seen) = (prepared().await, Arc::new(Seen::default()));
     let worker = Worker::new().register::<Index>(seen.clone()).unwrap();
     let processes = Local::pair(&database, &[], worker, &[]);
     let once_more = || Index { fails: 0 }.as_job().unique(Unique::by_key("k").on_conflict(OnConflict::RunOnceMore));
