@@ -302,16 +302,8 @@ fn build(directory: &Path) {
     let output = cargo
         // Of `tests/soak`, for the time of each test. It would rebuild everything.
         .env_remove("RUSTC_BOOTSTRAP")
-        .args([
-            "build",
-            "--workspace",
-            "--bins",
-            "--examples",
-            "--quiet",
-            "--profile",
-            if profile == "debug" { "dev" } else { profile },
-            "--target-dir",
-        ])
+        .args(["build", "--workspace", "--bins", "--examples", "--quiet", "--profile"])
+        .args([if profile == "debug" { "dev" } else { profile }, "--target-dir"])
         .arg(directory.parent().expect("the directory of a profile is in the target directory"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()

@@ -48,6 +48,13 @@ impl Said {
         Self { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
     }
 
+    /// The command has succeeded.
+    #[track_caller]
+    pub(super) fn succeeded(self) -> Self {
+        assert_eq!(self.code, 0, "{}", self.err);
+        self
+    }
+
     /// Standard output as the objects it consists of.
     pub(super) fn objects(&self) -> Vec<Value> {
         assert_eq!(self.code, 0, "{}", self.err);
@@ -124,8 +131,7 @@ async fn one_job_is_stored_as_its_flags_say() {
     let job = database.only("scheduled", doc! { "workable.class": "later" }).await;
     let [created, due] = ["created_at", "scheduled_at"].map(|field| job.get_datetime(field).unwrap().timestamp_millis());
     assert_eq!(due - created, 300_000);
-    let said = recruiter(&database, &["enqueue", "--class", "bundle", "--items", r#"[{"n": 1}, {}]"#]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    recruiter(&database, &["enqueue", "--class", "bundle", "--items", r#"[{"n": 1}, {}]"#]).succeeded();
     let job = database.only("scheduled", doc! { "workable.class": "bundle" }).await;
     assert_eq!(job.get_document("workable").unwrap(), &doc! { "class": "bundle", "items": [{ "n": 1 }, {}], "method": "execute" });
     assert!(job.get_array("item_outcomes").unwrap().is_empty());

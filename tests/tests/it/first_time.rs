@@ -52,8 +52,7 @@ async fn parameters_may_have_no_fields() {
     store.enqueue_many(jobs).await.unwrap();
     for class in ["Unit", "Braces", "Tuple", "Nothing"] {
         for more in [&[][..], &["--parameters", "{}"], &["--items", "[{}]"]] {
-            let said = recruiter(&database, &[&["enqueue", "--class", class], more].concat());
-            assert_eq!(said.code, 0, "{}", said.err);
+            recruiter(&database, &[&["enqueue", "--class", class], more].concat()).succeeded();
         }
     }
     database.until("archived", doc! {}, 17, "all have ended").await;
@@ -220,8 +219,7 @@ async fn an_error_names_the_flag_or_the_name_that_was_written() {
 async fn retries_are_given_as_numbers() {
     let (database, store) = prepared().await;
     let policy = async |args: &[&str]| {
-        let said = recruiter(&database, &[&["enqueue", "--class", "a"], args].concat());
-        assert_eq!(said.code, 0, "{}", said.err);
+        let said = recruiter(&database, &[&["enqueue", "--class", "a"], args].concat()).succeeded();
         let id = ObjectId::parse_str(said.out.trim()).unwrap();
         database.only("scheduled", doc! { "_id": id }).await.get_document("retry_policy").unwrap().clone()
     };
@@ -238,8 +236,7 @@ async fn retries_are_given_as_numbers() {
     assert_same(&policy(&["--retry-policy", &doubled.to_string()]).await, &doubled);
     let id = NewJob::of_class("b", doc! {}).enqueue(&store).await.unwrap().id.to_string();
     for args in [&["jobs", "cancel", &id][..], &["jobs", "retry", &id, "--retry", "5", "--retry-delay", "10s", "--backoff"]] {
-        let said = recruiter(&database, args);
-        assert_eq!(said.code, 0, "{}", said.err);
+        recruiter(&database, args).succeeded();
     }
     assert_same(database.only("scheduled", doc! { "workable.class": "b" }).await.get_document("retry_policy").unwrap(), &doubled);
 

@@ -73,8 +73,7 @@ async fn a_trace_goes_from_the_enqueuer_to_the_program() {
     let config = workables(directory.path(), "[workables.trace]\ncommand = [\"printenv\", \"TRACEPARENT\"]\n");
     let (_recruiter, _worker) = (recruiter(&database), worker(&database, &["--config", &config]));
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let said = super::cli::recruiter(&database, &["enqueue", "--class", "trace", "--traceparent", trace]);
-    assert_eq!(said.code, 0, "{}", said.err);
+    super::cli::recruiter(&database, &["enqueue", "--class", "trace", "--traceparent", trace]).succeeded();
     let job = until_archived(&database, 1).await.remove(0);
     assert_eq!((job.get_str("result").unwrap(), job.get_str("traceparent").unwrap()), (trace, trace), "{job}");
     let refused = super::cli::recruiter(&database, &["enqueue", "--class", "trace", "--traceparent", "00-short"]);

@@ -211,8 +211,7 @@ async fn blanks_around_names_are_removed_or_refused() {
     let entry: Document = wait_for(SOON, "it registers", entry).await;
     assert_eq!(entry.get_array("work_on").unwrap(), &["mail".into(), "reports".into()]);
     drop(worker);
-    let set = recruiter(&database, &["consumers", "set", "a", "--topic", "orders.*, refunds.*", "--job", r#"{"class": "a"}"#]);
-    assert_eq!(set.code, 0, "{}", set.err);
+    recruiter(&database, &["consumers", "set", "a", "--topic", "orders.*, refunds.*", "--job", r#"{"class": "a"}"#]).succeeded();
     let patterns = database.only("consumers", doc! {}).await.to_string();
     assert!(patterns.contains("\"refunds.*\""), "{patterns}");
     assert_eq!(recruiter(&database, &["limits", "set", " printer\n", "--capacity", "1"]).code, 0);
@@ -306,11 +305,9 @@ async fn a_graph_that_was_cancelled_has_not_succeeded() {
         format!(r#"{{"x": {{"class": "a", "waits_for": ["{elsewhere}"]}}}}"#),
     ] {
         fs::write(&file, format!(r#"{{"jobs": {jobs}}}"#)).unwrap();
-        let said = recruiter(&database, &["graph", "enqueue", file.to_str().unwrap()]);
-        assert_eq!(said.code, 0, "{}", said.err);
+        let said = recruiter(&database, &["graph", "enqueue", file.to_str().unwrap()]).succeeded();
         let graph = said.out.trim();
-        let said = recruiter(&database, &["jobs", "cancel", "--class", "a", "--state", "scheduled", "--yes"]);
-        assert_eq!(said.code, 0, "{}", said.err);
+        recruiter(&database, &["jobs", "cancel", "--class", "a", "--state", "scheduled", "--yes"]).succeeded();
         let _recruiter = Process::on(&database, "recruiter", &["run"]);
         let said = recruiter(&database, &["graph", "wait", graph, "--timeout", "2m"]);
         assert_eq!(said.code, 3, "{} {}", said.out, said.err);
