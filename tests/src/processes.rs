@@ -131,6 +131,13 @@ impl Process {
         self.child.try_wait().expect("it is a child of this process")
     }
 
+    /// Requests a stop, and checks that it ends cleanly.
+    pub async fn stop(&mut self) {
+        self.terminate();
+        let status = self.wait_exit(STOP_WITHIN).await;
+        assert!(status.success(), "{} ended with {status}", self.name);
+    }
+
     /// Waits for its end. Panics with all its output at the deadline.
     pub async fn wait_exit(&mut self, deadline: Duration) -> ExitStatus {
         let what = format!("{} ends", self.name);
@@ -160,6 +167,13 @@ impl Drop for Process {
 #[expect(clippy::print_stderr, reason = "the test runner shows it with the failed test")]
 fn report(process: &Process) {
     eprintln!("--- {} wrote to standard output:\n{}\n--- and to standard error:\n{}", process.name, process.stdout(), process.stderr());
+}
+
+/// Stops them, one after the other.
+pub async fn stop(processes: impl IntoIterator<Item = Process>) {
+    for mut process in processes {
+        process.stop().await;
+    }
 }
 
 /// All three programs: one recruiter, one cleaner, some workers. A test that passed must [`System::stop`] it at its

@@ -229,8 +229,7 @@ async fn a_new_database_is_set_up_whole_whoever_dies_in_the_middle() {
 
 /// Runs a recruiter on a new database until it leads or its fault has struck. Returns the steps that it took.
 async fn first_on_a_new_database(fault: Option<&Fault>) -> (TestDatabase, String) {
-    let database = TestDatabase::new().await;
-    let notes = tempfile::tempdir().unwrap();
+    let (database, notes) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let faults = fault.map(ToString::to_string).unwrap_or_default();
     let environment = [("MONGODB_URI", database.uri()), (NOTES, notes.path().to_str().unwrap()), (FAULT, &faults)];
     let mut first = Process::start("examples/faulty", &["recruiter"], &environment);

@@ -235,8 +235,7 @@ async fn a_job_that_prints_a_hundred_megabytes_takes_neither_memory_nor_database
     for worker in [&world.members[rust].process, &stock] {
         assert!(peak(worker) < BOUND, "{} bytes", peak(worker));
     }
-    stock.terminate();
-    assert!(stock.wait_exit(SOON).await.success());
+    stock.stop().await;
     close(world, "jobs that print 100 MB", 6, recovery).await;
 }
 

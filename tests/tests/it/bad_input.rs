@@ -415,8 +415,7 @@ async fn jobs_without_a_worker_wait_without_stopping_the_others() {
 /// A result too large for a document is dropped, and the job records that; a large one within the limits is kept.
 #[tokio::test]
 async fn an_outcome_that_does_not_fit_is_stored_without_its_result() {
-    let (database, store) = prepared().await;
-    let directory = tempfile::tempdir().unwrap();
+    let ((database, store), directory) = (prepared().await, tempfile::tempdir().unwrap());
     let config = directory.path().join("workables.toml");
     let text = "[workables.big]\ncommand = [\"head\", \"-c\", \"{bytes}\", \"/dev/zero\"]\nresult_limit = \"8MiB\"\n";
     std::fs::write(&config, text).unwrap();

@@ -171,8 +171,7 @@ async fn a_bad_job_is_refused_with_what_is_wrong() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_file_is_enqueued_up_to_its_bad_line_and_goes_on_from_there() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let path = directory.path().join("jobs.ndjson");
     let file = path.display().to_string();
     let mut content = lines(0..2_500);
@@ -403,8 +402,7 @@ async fn cancel_archives_what_waits_and_asks_who_runs() {
 /// A program that would run for ten minutes, from the command to its end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_job_can_be_cancelled_while_it_runs() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let [config, entered] = ["workables.toml", "entered"].map(|name| directory.path().join(name));
     std::fs::write(&config, "[workables.long]\ncommand = ['sh', '-c', 'touch \"$0\"; sleep 600', '{file}']\n").unwrap();
     let system = System::start(&database, Setup { worker: &["--config", config.to_str().unwrap()], ..Setup::default() });

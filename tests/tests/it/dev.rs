@@ -107,8 +107,7 @@ async fn a_dead_worker_is_replaced() {
     enqueue(&uri).await;
     let archived = collection(&uri, "archived").await;
     wait_until(SOON, "the job is done", async || archived.count_documents(doc! { "why": "done" }).await.unwrap() == 1).await;
-    dev.terminate();
-    assert!(dev.wait_exit(SOON).await.success());
+    dev.stop().await;
 }
 
 #[tokio::test]
@@ -153,8 +152,7 @@ async fn people_are_told_how_to_go_on() {
     for line in ["export MONGODB_URI='mongodb://127.0.0.1:", "recruiter enqueue --class sleep", "mongosh \"$MONGODB_URI\""] {
         assert!(dev.stdout().contains(line), "{}", dev.stdout());
     }
-    dev.terminate();
-    assert!(dev.wait_exit(SOON).await.success());
+    dev.stop().await;
 }
 
 /// Its processes would wait for MongoDB for long. So it asks them a second time to stop.
@@ -203,8 +201,7 @@ async fn it_keeps_its_port_and_shows_what_programs_print() {
         let mut enqueue = Process::start("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uris[0])]);
         assert!(enqueue.wait_exit(SOON).await.success(), "{}", enqueue.stderr());
         wait_until(SOON, "the output is shown", async || dev.stderr().contains("hello from a handler")).await;
-        dev.terminate();
-        assert!(dev.wait_exit(SOON).await.success());
+        dev.stop().await;
     }
     assert_eq!(uris[0], uris[1]);
     let port = uris[0].split(':').nth(2).unwrap().split('/').next().unwrap();
@@ -213,8 +210,7 @@ async fn it_keeps_its_port_and_shows_what_programs_print() {
     std::thread::spawn(move || taken.incoming().for_each(drop));
     let mut dev = start(&data_dir, &["--json", "--workers=0"]);
     assert_ne!(uri(&dev).await, uris[0]);
-    dev.terminate();
-    assert!(dev.wait_exit(SOON).await.success());
+    dev.stop().await;
 }
 
 /// Its error messages when it cannot start.

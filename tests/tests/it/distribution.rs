@@ -36,8 +36,7 @@ async fn work_spreads_over_workers_of_equal_capacity() {
 /// I7: a class with a long backlog does not keep another class's workers idle.
 #[tokio::test]
 async fn a_backlog_of_one_class_leaves_the_others_their_workers() {
-    let (database, store) = prepared().await;
-    let directory = tempfile::tempdir().unwrap();
+    let ((database, store), directory) = (prepared().await, tempfile::tempdir().unwrap());
     let config = directory.path().join("workables.toml");
     std::fs::write(&config, "[workables.other]\ncommand = [\"true\"]\n").unwrap();
     let mut system = System::start(&database, Setup { worker: &["--builtins", "--concurrency", "1", "--grace", "1s"], ..Setup::default() });

@@ -47,8 +47,7 @@ async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
     let later = job().after(HOUR).expires_after(HOUR * 2).enqueue(&store).await.unwrap().id;
     let mut cleaner = Process::on(&database, "recruiter-cleaner", &["--sweep-every", "100ms"]);
     database.until("archived", doc! { "_id": by_cleaner, "why": "expired" }, 1, "it is archived").await;
-    cleaner.terminate();
-    assert!(cleaner.wait_exit(SOON).await.success());
+    cleaner.stop().await;
     let archived = database.only("archived", doc! {}).await;
     assert_eq!(archived.get_document("last_execution").unwrap().get_str("class").unwrap(), "expired");
     assert!(!archived.get_bool("done").unwrap() && archived.get_i32("attempts").unwrap() == 0);
@@ -65,8 +64,7 @@ async fn an_expired_job_is_archived_by_a_worker_or_by_a_cleaner() {
     database.until("archived", doc! { "_id": id, "why": "expired" }, 1, "it is archived").await;
     assert_eq!(database.count("scheduled", doc! { "_id": later }).await, 1);
     for mut process in [recruiter, worker] {
-        process.terminate();
-        assert!(process.wait_exit(SOON).await.success());
+        process.stop().await;
     }
 }
 

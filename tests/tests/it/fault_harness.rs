@@ -403,8 +403,7 @@ async fn processes_with_wrong_clocks_show_them_and_work() {
     pause(MOMENT * 4).await;
     let before = seen().await;
     wait_until(SOON, "it goes on beating", async || seen().await > before).await;
-    worker.terminate();
-    assert!(worker.wait_exit(SOON).await.success());
+    worker.stop().await;
     assert_eq!(minutes_ahead(&worker), Some(-120), "{}", worker.stderr());
 }
 

@@ -50,8 +50,7 @@ fn bucket(database: &TestDatabase) -> GridFsBucket {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_goes_from_the_enqueuer_to_the_workable_and_its_result_back() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("scan.tiff"), content()).unwrap();
     let (_recruiter, worker) =
@@ -72,8 +71,7 @@ async fn a_file_goes_from_the_enqueuer_to_the_workable_and_its_result_back() {
 /// Each is an error that says what to do, and leaves nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_line_stores_lists_and_deletes_files_and_refuses_what_is_wrong() {
-    let (database, store) = prepared().await;
-    let directory = tempfile::tempdir().unwrap();
+    let ((database, store), directory) = (prepared().await, tempfile::tempdir().unwrap());
     let file = directory.path().join("a b.txt").to_str().unwrap().to_owned();
     fs::write(&file, "text").unwrap();
     let job = NewJob::of_class("c", doc! {}).enqueue(&store).await.unwrap().id.to_string();

@@ -77,8 +77,7 @@ async fn until(events: &mut Events, topic: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_command_publishes_its_events_before_it_ends() {
-    let (database, store) = prepared().await;
-    let dir = tempfile::tempdir().unwrap();
+    let ((database, store), dir) = (prepared().await, tempfile::tempdir().unwrap());
     let file = |name: &str, text: &str| {
         fs::write(dir.path().join(name), text).unwrap();
         dir.path().join(name).to_str().unwrap().to_owned()

@@ -151,8 +151,7 @@ async fn a_job_is_executed_inline_as_by_a_worker() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_worker_has_layers_and_blocking_hooks() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let processes = Local::pair(&database, &[], worker(&diary).layer(Noted("layer", diary.clone())), &[]);
     let seen = async |expected: &[&str]| {
         let mut lines: Vec<String> = Vec::new();
@@ -175,8 +174,7 @@ async fn a_running_worker_has_layers_and_blocking_hooks() {
 
 #[tokio::test]
 async fn what_is_due_is_drained_in_order_and_what_was_enqueued_is_listed() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let worker = worker(&diary);
     step("low", 0).as_job().priority(Priority::new(0).unwrap()).enqueue(&store).await.unwrap();
     step("next", 0).as_job().in_group("first").priority(Priority::MAX).enqueue(&store).await.unwrap();

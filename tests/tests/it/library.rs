@@ -76,8 +76,7 @@ async fn result_of<W: Workable>(store: &Store, id: JobId) -> JobResult<W::Output
 
 #[tokio::test]
 async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let job = Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().in_group("mail").tag("a").tag("b").urn("urn:x");
     let id = job.enqueue(&store).await.unwrap().id;
@@ -96,8 +95,7 @@ async fn a_job_is_executed_with_its_parameters_and_archived_with_its_result() {
 
 #[tokio::test]
 async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let processes = Local::pair(&database, &[], Worker::new().register::<Greet>(diary.clone()).unwrap(), &[]);
     let policy = RetryManyTimes::new(1, Duration::from_millis(50)).unwrap();
     let greet = |fail_until_attempt| Greet { name: "Ada".into(), fail_until_attempt }.as_job().retry(&policy);
@@ -265,8 +263,7 @@ async fn a_policy_of_ones_own_decides_and_a_job_with_an_unknown_one_waits_for_wh
 /// I1 and I2 for an application that does not know whether its call succeeded.
 #[tokio::test]
 async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let id = JobId::new();
     let send = || Greet { name: "Ada".into(), fail_until_attempt: 0 }.as_job().with_id(id).enqueue(&store);
     assert!(send().await.unwrap().is_new);

@@ -270,8 +270,7 @@ struct Setting {
 
 impl Setting {
     async fn new() -> Self {
-        let database = TestDatabase::new().await;
-        let directory = tempfile::tempdir().unwrap();
+        let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
         let _recruiter = Process::on(&database, "recruiter", &["run"]);
         Self { store: store(&database).await, database, directory, _recruiter }
     }
@@ -486,8 +485,7 @@ async fn a_few_processes_run_many_jobs_of_many_classes() {
     // The first may have been the last job of its process.
     let waits_for_more = async || Some(pid(&setting.run("echo", doc! {}).await)).filter(|pid| is_alive(*pid));
     let last = wait_for(SOON, "a process waits for more", waits_for_more).await;
-    worker.terminate();
-    assert!(worker.wait_exit(SOON).await.success());
+    worker.stop().await;
     wait_until(SOON, "its processes have ended", async || !pids.iter().chain([&last]).any(|pid| is_alive(*pid))).await;
 }
 
@@ -506,8 +504,7 @@ async fn a_cancelled_job_leaves_its_process_to_the_next_or_is_killed_with_it() {
             wait_until(SOON, "its child in another session is killed", async || !is_alive(daemon)).await;
         }
         assert_eq!(pid(&setting.run("echo", doc! {}).await) == before, is_left, "{class}");
-        worker.terminate();
-        assert!(worker.wait_exit(SOON).await.success());
+        worker.stop().await;
     }
 }
 
@@ -559,8 +556,7 @@ async fn a_process_that_breaks_the_protocol_fails_its_job_only() {
     let left = u32::try_from(number(&run("leave").await, "result")).unwrap();
     wait_until(SOON, "it has left", async || !is_alive(left)).await;
     assert_ne!(number(&run("leave").await, "result"), i64::from(left), "another process");
-    patient.terminate();
-    assert!(patient.wait_exit(SOON).await.success());
+    patient.stop().await;
     let hasty = worker("300ms");
     fails("nothing", "timeout", "it took longer than its time limit of 300ms").await;
     drop(hasty);
@@ -592,7 +588,6 @@ async fn a_process_that_has_ended_leaves_no_descendants() {
     kill(process, Signal::SIGKILL).unwrap();
     until_gone("killed while it is idle", daemon).await;
     let (_, daemon) = stays().await;
-    worker.terminate();
-    assert!(worker.wait_exit(SOON).await.success());
+    worker.stop().await;
     until_gone("its worker stopped", daemon).await;
 }

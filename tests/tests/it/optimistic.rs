@@ -111,8 +111,7 @@ async fn is_queued(here: &Optimistic, job: NewJob) -> bool {
 
 #[tokio::test]
 async fn a_job_is_executed_where_it_is_enqueued_and_archived_like_any_other() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
     let began = store.now();
     let attempted = here.execute(errand("a").as_job()).await.unwrap();
@@ -168,8 +167,7 @@ async fn after_a_failure_the_policy_decides_and_workers_run_the_next_attempt() {
 
 #[tokio::test]
 async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     store.limits().set("@small", Limit::capacity(1)).await.unwrap();
     let here = optimistic(&store, &diary).await;
     let job = || errand("a").as_job();
@@ -210,8 +208,7 @@ async fn a_job_that_only_a_recruiter_can_admit_is_queued() {
 
 #[tokio::test]
 async fn jobs_above_the_concurrency_are_queued_and_a_caller_that_leaves_ends_no_job() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let here = Arc::new(optimistic(&store, &diary).await);
     let slow = |name: &str| Errand { ms: 600_000, ..errand(name) }.as_job();
     let leaving = tokio::spawn({
@@ -330,8 +327,7 @@ async fn a_job_that_was_not_started_is_left_to_the_workers() {
 
 #[tokio::test]
 async fn a_job_that_cannot_be_enqueued_is_not_executed() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
     {
         let insert = FailPoint::new("test", &["insert"]).namespace(database.name(), "scheduled").error_code(13);
@@ -361,8 +357,7 @@ async fn a_job_that_cannot_be_enqueued_is_not_executed() {
 
 #[tokio::test]
 async fn a_job_that_runs_here_can_be_cancelled() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
     let id = JobId::new();
     let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 600_000, ..errand("a") }.as_job().with_id(id)), async {
@@ -381,8 +376,7 @@ async fn a_job_that_runs_here_can_be_cancelled() {
 /// I3: a process that was declared dead records nothing, and goes on under another id.
 #[tokio::test]
 async fn a_process_that_was_declared_dead_records_nothing_and_returns() {
-    let (database, store) = prepared().await;
-    let diary = Arc::new(Diary::default());
+    let ((database, store), diary) = (prepared().await, Arc::new(Diary::default()));
     let here = optimistic(&store, &diary).await;
     let (attempted, ()) = tokio::join!(here.execute(Errand { ms: 600_000, ..errand("a") }.as_job()), async {
         wait_until(SOON, "it runs", async || diary.lines() == ["a 1"]).await;

@@ -68,8 +68,7 @@ async fn until_ready(worker: &Process) {
 /// From the command line to a program, for each job or long-lived; what is no trace is refused.
 #[tokio::test]
 async fn a_trace_goes_from_the_enqueuer_to_the_program() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), "[workables.trace]\ncommand = [\"printenv\", \"TRACEPARENT\"]\n");
     let (_recruiter, _worker) = (recruiter(&database), worker(&database, &["--config", &config]));
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -85,8 +84,7 @@ async fn a_trace_goes_from_the_enqueuer_to_the_program() {
 /// In each process, with any number of slots. The other slots run other classes meanwhile.
 #[tokio::test]
 async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let (log, go) = (directory.path().join("log"), directory.path().join("go"));
     let class = |name: &str, more: &str| {
         let script = format!(
@@ -127,8 +125,7 @@ async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
 /// Jobs that were assigned by a recruiter that did not know of the limit, or by hand.
 #[tokio::test]
 async fn a_worker_starts_no_job_beyond_the_limit_of_its_class() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), "[workables.convert]\ncommand = [\"sleep\", \"600\"]\nconcurrency = 2\n");
     let mut worker = worker(&database, &["--config", &config, "--concurrency", "6", "--grace", "100ms"]);
     until_ready(&worker).await;
@@ -157,8 +154,7 @@ async fn a_worker_starts_no_job_beyond_the_limit_of_its_class() {
 /// A flag of the command, or a field of a line, comes before the default of the class.
 #[tokio::test]
 async fn jobs_have_the_defaults_that_the_workables_file_declares_for_their_class() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let defaults = "group = \"media\"\npriority = 8\nretry = { class = \"RetryManyTimes\", parameters = { retry_how_many_times = 4, seconds_to_wait_before_retry = 1 } }\n\
                     keep = \"failures\"\nlimits = [\"converter\"]\n";
     let file = |defaults: &str| format!("[workables.convert]\ncommand = [\"true\"]\n{defaults}[workables.other]\ncommand = [\"true\"]\n");
@@ -220,8 +216,7 @@ fn event(line: &str) -> (i64, String, String, bool) {
 /// I5, I6: jobs do not pay for a worker that was given more of them than it can open files for.
 #[tokio::test]
 async fn a_worker_runs_no_more_programs_than_its_files_are_enough_for() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), "[workables.nap]\ncommand = [\"sleep\", \"0.2\"]\n");
     let _recruiter = recruiter(&database);
     let worker = worker_by("ulimit -n 200; exec \"$@\"", &database, &["--config", &config, "--concurrency", "120"]);
@@ -237,8 +232,7 @@ async fn a_worker_runs_no_more_programs_than_its_files_are_enough_for() {
 /// The soft limit that a service has unless its unit says more.
 #[tokio::test]
 async fn a_worker_raises_its_soft_limit_of_open_files() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), "[workables.limit]\ncommand = [\"sh\", \"-c\", \"ulimit -n\"]\n");
     let _recruiter = recruiter(&database);
     let worker = worker_by("ulimit -Sn 100; ulimit -Hn 1000; exec \"$@\"", &database, &["--config", &config, "--concurrency", "200"]);
@@ -254,8 +248,7 @@ async fn a_program_that_the_machine_cannot_start_costs_its_job_nothing() {
         eprintln!("skipped: a worker hides its credentials, and with them its files and their limit, from all but root");
         return;
     }
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), "[workables.fast]\ncommand = [\"true\"]\n");
     let _recruiter = recruiter(&database);
     let worker = worker(&database, &["--config", &config, "--heartbeat", "500ms", "--memory-limit", "1GiB"]);
@@ -328,8 +321,7 @@ impl Signalled {
 /// At its time limit, when the job is cancelled, at the end of the grace.
 #[tokio::test]
 async fn a_program_that_must_end_hears_term_first() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), SIGNALLED);
     let _recruiter = recruiter(&database);
     let mut worker = worker(&database, &["--config", &config, "--grace", "100ms"]);
@@ -342,8 +334,7 @@ async fn a_program_that_must_end_hears_term_first() {
     let stopped = Signalled::enqueue(&database, directory.path(), "hears", "stopped").await;
     stopped.until_started().await;
     assert_eq!(in_time.ended(&database).await, "timeout");
-    worker.terminate();
-    assert!(worker.wait_exit(SOON).await.success());
+    worker.stop().await;
     assert_eq!(stopped.ended(&database).await, "interrupted");
     assert!(worker.stderr().contains("interrupting jobs that did not end within the grace; if this happens often, raise it"));
     for job in [in_time, cancelled, stopped] {
@@ -354,8 +345,7 @@ async fn a_program_that_must_end_hears_term_first() {
 /// I8: it has no time for `kill_after` then, and the outcome is recorded all the same.
 #[tokio::test]
 async fn a_second_signal_kills_programs_at_once() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), SIGNALLED);
     let _recruiter = recruiter(&database);
     let stops_at_once = async || {
@@ -376,8 +366,7 @@ async fn a_second_signal_kills_programs_at_once() {
 /// One rule for the program and its arguments: they start where the file is, wherever the worker does.
 #[tokio::test]
 async fn relative_paths_start_at_the_workables_file() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     fs::write(directory.path().join("data.txt"), "beside the file").unwrap();
     fs::write(directory.path().join("show"), "#!/bin/sh\ncat \"$1\"\n").unwrap();
     fs::set_permissions(directory.path().join("show"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -393,8 +382,7 @@ async fn relative_paths_start_at_the_workables_file() {
 /// I6: a program cannot put its job off for ever; after the limit its policy decides.
 #[tokio::test]
 async fn a_program_that_is_always_too_early_fails_in_the_end() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let early = "[workables.early]\ncommand = [\"sh\", \"-c\", \"exit 75\"]\ntry_again_after = \"10ms\"\n";
     let config = workables(directory.path(), early);
     let _recruiter = recruiter(&database);

@@ -20,7 +20,7 @@ use recruiter_common::{
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
-    processes::{Process, is_alive},
+    processes::{self, Process, is_alive},
     wait::{SOON, best_of_three, wait_until},
 };
 use sha2::Sha256;
@@ -156,11 +156,6 @@ fn closed(mut peer: impl Read) -> usize {
     }
 }
 
-async fn ends(mut process: Process) {
-    process.terminate();
-    assert_eq!(process.wait_exit(SOON).await.code(), Some(0), "{}", process.stderr());
-}
-
 #[tokio::test]
 async fn a_connected_worker_gets_jobs_and_cancellations_without_tailing_and_others_beside_it() {
     let setting = Setting::new().await;
@@ -182,9 +177,7 @@ async fn a_connected_worker_gets_jobs_and_cancellations_without_tailing_and_othe
         assert!(cancel.wait_exit(SOON).await.success(), "{}", cancel.stderr());
         assert_eq!(setting.archived(job).await, "cancelled");
     }
-    for process in [near, far, recruiter] {
-        ends(process).await;
-    }
+    processes::stop([near, far, recruiter]).await;
 }
 
 #[tokio::test]
@@ -193,8 +186,7 @@ async fn a_process_that_enqueues_again_and_again_inserts_no_hints() {
     let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
     let worker = setting.connected_worker("g").await;
     setting.until_hints_go_past_the_database("g").await;
-    ends(worker).await;
-    ends(recruiter).await;
+    processes::stop([worker, recruiter]).await;
     assert!(std::fs::read_dir(setting.directory.path()).unwrap().next().is_none(), "the socket is removed");
 }
 
@@ -216,9 +208,7 @@ async fn after_the_death_of_the_leader_workers_tail_until_the_next_one_listens()
     setting.until_tails(0).await;
     assert!(!Path::new(&dead_socket).exists());
     setting.does_jobs("g").await;
-    for process in [worker, standby] {
-        ends(process).await;
-    }
+    processes::stop([worker, standby]).await;
 }
 
 #[tokio::test]
@@ -238,9 +228,7 @@ async fn a_frozen_leader_does_not_make_a_worker_deaf() {
     leader.resume();
     setting.does_jobs("g").await;
     setting.until_tails(0).await;
-    for process in [worker, standby, leader] {
-        ends(process).await;
-    }
+    processes::stop([worker, standby, leader]).await;
 }
 
 #[tokio::test]
@@ -300,9 +288,7 @@ async fn hostile_peers_are_disconnected_and_delay_nobody() {
     setting.does_jobs("g").await;
     setting.until_tails(0).await;
     assert!(is_alive(recruiter.pid()));
-    for process in [worker, recruiter] {
-        ends(process).await;
-    }
+    processes::stop([worker, recruiter]).await;
 }
 
 #[tokio::test]
@@ -317,8 +303,7 @@ async fn processes_without_the_socket_connect_over_tcp() {
     stranger.write_all(&doc! { "secret": relay.get_str("secret").unwrap() }.to_vec().unwrap()).unwrap();
     assert_eq!(closed(stranger), CHALLENGE);
     setting.until_tails(0).await;
-    ends(worker).await;
-    ends(recruiter).await;
+    processes::stop([worker, recruiter]).await;
 }
 
 /// Behind a firewall that drops packets, a connection neither opens nor fails.
@@ -335,8 +320,7 @@ async fn an_address_that_does_not_answer_delays_no_hint() {
         setting.does_jobs("g").await;
     }
     assert!(!worker.stderr().contains(CONNECTED));
-    ends(worker).await;
-    ends(recruiter).await;
+    processes::stop([worker, recruiter]).await;
 }
 
 #[tokio::test]
@@ -348,8 +332,7 @@ async fn an_address_in_use_is_reported_and_hints_go_through_the_database() {
     wait_until(SOON, "it says so", async || recruiter.stderr().contains("cannot listen for hints at this address")).await;
     let worker = setting.worker("g").await;
     setting.does_jobs("g").await;
-    ends(worker).await;
-    ends(recruiter).await;
+    processes::stop([worker, recruiter]).await;
     let mut refused = Process::on(&setting.database, "recruiter", &["run", "--hints-address=nowhere"]);
     assert_eq!(refused.wait_exit(SOON).await.code(), Some(2));
     assert!(refused.stderr().contains("is not a host and a port such as"), "{}", refused.stderr());
@@ -365,7 +348,5 @@ async fn without_a_socket_hints_go_through_the_database() {
     setting.until_tails(1).await;
     setting.does_jobs("g").await;
     setting.store.publish(&Hint::Free).await.unwrap();
-    for process in [worker, recruiter] {
-        ends(process).await;
-    }
+    processes::stop([worker, recruiter]).await;
 }

@@ -365,8 +365,7 @@ async fn a_removed_schedule_does_not_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_file_is_the_truth_about_its_namespace() {
-    let (database, store) = prepared().await;
-    let directory = tempfile::tempdir().unwrap();
+    let ((database, store), directory) = (prepared().await, tempfile::tempdir().unwrap());
     let path = directory.path().join("schedules.toml");
     let file = path.display().to_string();
     let apply = |text: &str, args: &[&str]| {

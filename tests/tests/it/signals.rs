@@ -85,8 +85,7 @@ async fn hup_that_was_ignored_at_the_start_stays_ignored() {
     let mut worker = by("trap '' HUP; exec \"$@\"", &database, "recruiter-worker", &["--builtins"]);
     until_it_says(&worker, "ready for work").await;
     worker.signal(Signal::SIGHUP);
-    worker.terminate();
-    assert_eq!(worker.wait_exit(SOON).await.code(), Some(0));
+    worker.stop().await;
     assert_eq!(worker.stderr().matches("stop requested").count(), 1, "{}", worker.stderr());
 }
 
@@ -149,8 +148,7 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let job = enqueue(&database, "SendMail", doc! { "to": "ada@example.org" }).await;
     assert_eq!(why(&database.archived(job).await), "done");
     assert!(mailer.stderr().contains("ready for work"), "{}", mailer.stderr());
-    mailer.terminate();
-    assert_eq!(mailer.wait_exit(SOON).await.code(), Some(0));
+    mailer.stop().await;
 }
 
 /// Programs belong to the user of the worker, and often of the other processes.
@@ -187,8 +185,7 @@ async fn programs_cannot_read_the_credentials_of_the_processes() {
 #[tokio::test]
 async fn a_worker_that_is_process_1_reaps_what_programs_leave_behind() {
     const JOBS: usize = 100;
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = directory.path().join("workables.toml");
     fs::write(
         &config,
@@ -221,8 +218,7 @@ async fn a_worker_says_once_that_no_recruiter_leads_and_when_one_does() {
     until_it_says(&worker, "no recruiter leads").await;
     let mut recruiter = Process::on(&database, "recruiter", &["run"]);
     until_it_says(&worker, "a recruiter leads again").await;
-    recruiter.terminate();
-    assert!(recruiter.wait_exit(SOON).await.success());
+    recruiter.stop().await;
     wait_until(SOON, "it logs that again", async || said("no recruiter leads") == 2).await;
     assert_eq!(said("a recruiter leads again"), 1, "{}", worker.stderr());
 }
@@ -237,8 +233,7 @@ async fn a_worker_warns_once_of_a_class_whose_jobs_often_outlive_the_grace() {
         let long = enqueue(&database, "sleep", doc! { "ms": 300 }).await;
         database.archived(long).await;
     }
-    worker.terminate();
-    assert!(worker.wait_exit(SOON).await.success());
+    worker.stop().await;
     let said = worker.stderr();
     let warnings: Vec<&str> = said.lines().filter(|line| line.contains("often run longer than the grace")).collect();
     assert_eq!(warnings.len(), 1, "{said}");
@@ -257,10 +252,8 @@ async fn logs_tell_final_failures_from_others_and_numbers_from_text() {
     let job = NewJob::of_class("fail", doc! { "class": "broken" }).retry(&twice).enqueue(&*store(&database).await).await.unwrap().id;
     database.archived(job).await;
     until_it_says(&worker, "job failed\"").await;
-    worker.terminate();
-    assert!(worker.wait_exit(SOON).await.success());
-    recruiter.terminate();
-    assert!(recruiter.wait_exit(SOON).await.success());
+    worker.stop().await;
+    recruiter.stop().await;
     let lines = |log: String| -> Vec<Value> { log.lines().map(|line| serde_json::from_str(line).unwrap()).collect() };
     let (of_worker, of_recruiter) = (lines(worker.stderr()), lines(recruiter.stderr()));
     let line = |lines: &[Value], message: &str| lines.iter().find(|line| line["fields"]["message"] == message).cloned().unwrap();

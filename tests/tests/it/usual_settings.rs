@@ -37,8 +37,7 @@ pub(super) fn run(name: &str, args: &[&str], env: &[(&str, &str)]) -> Said {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_integer_of_more_than_64_bits_is_refused_with_its_path_and_nothing_is_stored() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
         fs::write(&path, text).unwrap();
@@ -296,8 +295,7 @@ async fn a_closed_pipe_ends_what_follows() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_graph_that_was_cancelled_has_not_succeeded() {
-    let database = TestDatabase::new().await;
-    let directory = tempfile::tempdir().unwrap();
+    let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let file = directory.path().join("graph.json");
     let elsewhere = NewJob::of_class("b", doc! {}).enqueue(&*store(&database).await).await.unwrap().id;
     for jobs in [
