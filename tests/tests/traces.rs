@@ -109,7 +109,6 @@ impl Executable for Obey {
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Block {}
-
 workable!(Block -> String);
 
 impl BlockingExecutable for Block {

@@ -52,7 +52,6 @@ enum How {
 struct Step {
     how: How,
 }
-
 workable!(Step -> Option<String>);
 
 struct Notes {
@@ -268,7 +267,6 @@ async fn an_item_that_comes_too_early_is_pending_for_the_next_run() {
 struct Count {
     n: u32,
 }
-
 workable!(Count -> u32);
 
 impl BlockingExecutable for Count {

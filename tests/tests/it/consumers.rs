@@ -44,7 +44,6 @@ struct Handle {
 struct Numbered {
     n: i32,
 }
-
 workable!(Handle);
 
 type Handled = Arc<Mutex<HashMap<(String, i32), u32>>>;

@@ -151,7 +151,6 @@ struct Slow {
     ms: u64,
     extends_ms: u64,
 }
-
 workable!(Slow);
 
 impl Executable for Slow {
@@ -173,7 +172,6 @@ impl Executable for Slow {
 
 #[derive(Clone, Serialize, Deserialize)]
 struct SlowThread(Slow);
-
 workable!(SlowThread);
 
 impl BlockingExecutable for SlowThread {
@@ -197,7 +195,6 @@ impl BlockingExecutable for SlowThread {
 struct NotYet {
     at_most: u32,
 }
-
 workable!(NotYet);
 
 impl Executable for NotYet {

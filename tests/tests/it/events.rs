@@ -49,7 +49,6 @@ impl Diary {
 struct End {
     how: String,
 }
-
 workable!(End);
 
 impl Executable for End {

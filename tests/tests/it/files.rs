@@ -26,7 +26,6 @@ const LARGE: usize = 20_000_000;
 struct Invert {
     file: String,
 }
-
 workable!(Invert -> u64);
 
 impl Executable for Invert {

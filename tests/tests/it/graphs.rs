@@ -43,7 +43,6 @@ struct Step {
     number: i64,
     script: String,
 }
-
 workable!(Step -> i64);
 
 impl Executable for Step {

@@ -61,7 +61,6 @@ impl Executable for Step {
 struct Compute {
     fails: bool,
 }
-
 workable!(Compute);
 
 impl BlockingExecutable for Compute {

@@ -31,7 +31,6 @@ struct Greet {
     name: String,
     fail_until_attempt: u32,
 }
-
 workable!(Greet -> String);
 
 impl Executable for Greet {
@@ -121,7 +120,6 @@ async fn a_failed_job_is_tried_again_as_its_policy_says_and_keeps_its_history() 
 struct Compute {
     n: u64,
 }
-
 workable!(Compute -> u64);
 
 impl BlockingExecutable for Compute {
@@ -289,7 +287,6 @@ async fn a_job_sent_again_under_its_id_is_enqueued_and_executed_once() {
 struct Greedy {
     waits: bool,
 }
-
 workable!(Greedy);
 
 impl Executable for Greedy {
@@ -342,7 +339,6 @@ impl<'de> Deserialize<'de> for Explosive {
         Ok(Self { decode })
     }
 }
-
 workable!(Explosive);
 
 impl Executable for Explosive {
@@ -541,7 +537,6 @@ async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
 /// Blocks until it is let go, and ignores cancellations.
 #[derive(Clone, Serialize, Deserialize)]
 struct Stubborn {}
-
 workable!(Stubborn);
 
 impl BlockingExecutable for Stubborn {
@@ -609,7 +604,6 @@ async fn threads_that_outlive_their_session_keep_their_slots() {
 /// Panics when it is dropped.
 #[derive(Serialize, Deserialize)]
 struct Fragile {}
-
 workable!(Fragile);
 
 impl Executable for Fragile {
@@ -643,7 +637,6 @@ async fn a_workable_whose_destructor_panics_is_done_and_its_worker_goes_on() {
 struct Chain {
     left: u32,
 }
-
 workable!(Chain -> String);
 
 impl Executable for Chain {

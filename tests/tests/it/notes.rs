@@ -52,7 +52,6 @@ enum How {
 struct Noting {
     how: How,
 }
-
 workable!(Noting -> Option<i32>);
 
 impl Executable for Noting {

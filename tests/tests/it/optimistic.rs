@@ -42,7 +42,6 @@ struct Errand {
 fn errand(name: &str) -> Errand {
     Errand { name: name.into(), fails: 0, ms: 0 }
 }
-
 workable!(Errand -> String);
 
 impl Executable for Errand {

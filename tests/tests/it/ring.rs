@@ -27,7 +27,6 @@ struct Act {
     #[serde(default)]
     becomes: bool,
 }
-
 workable!(Act);
 
 impl Executable for Act {

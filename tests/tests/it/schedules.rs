@@ -82,7 +82,6 @@ fn long_ago() -> bson::DateTime {
 /// Counts the executions of each job.
 #[derive(Serialize, Deserialize)]
 struct Counted {}
-
 workable!(Counted);
 
 type Executions = Arc<Mutex<HashMap<JobId, u32>>>;

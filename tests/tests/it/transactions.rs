@@ -37,7 +37,6 @@ fn collection(job: &Context, name: &str) -> Collection<Document> {
 struct Note {
     script: String,
 }
-
 workable!(Note -> String);
 
 impl Executable for Note {

@@ -643,7 +643,6 @@ async fn killed_enqueuers_leave_one_job_that_is_done() {
 struct Index {
     fails: u32,
 }
-
 workable!(Index);
 
 #[derive(Default)]

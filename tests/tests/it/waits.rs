@@ -23,7 +23,6 @@ struct Double {
     failures: u32,
     takes_ms: u64,
 }
-
 workable!(Double -> i64);
 
 impl Executable for Double {
