@@ -294,8 +294,7 @@ pub async fn endure(trial: Trial, say: impl Fn(&str)) -> Outcome {
 
 /// The places of the workers with started jobs.
 async fn busy_workers(world: &World) -> Vec<usize> {
-    let locked = world.database.raw("scheduled").find(doc! { "locked": true }).await.expect("MongoDB is there");
-    let locked: Vec<Document> = locked.try_collect().await.expect("MongoDB is there");
+    let locked = world.database.all("scheduled", doc! { "locked": true }).await;
     let pids: HashSet<i64> = locked.iter().filter_map(|job| Some(number(job.get_document("last_execution").ok()?, "pid"))).collect();
     (CLEANER + 1..world.members.len()).filter(|index| pids.contains(&world.members[*index].process.pid().into())).collect()
 }
@@ -330,8 +329,7 @@ async fn strike(world: &mut World, victim: usize, freeze: bool, outcome: &mut Ou
 
 /// Number of transactions of a worker process that are open in MongoDB.
 async fn open_transactions(world: &World, pid: u32) -> usize {
-    let workers = world.database.raw("roster").find(doc! { "pid": pid }).await.expect("MongoDB is there");
-    let workers: Vec<Document> = workers.try_collect().await.expect("MongoDB is there");
+    let workers = world.database.all("roster", doc! { "pid": pid }).await;
     let sessions = workers.iter().filter_map(|worker| worker.get_array("transaction_sessions").ok()).flatten();
     let ids: Vec<_> = sessions.filter_map(|session| session.as_document()?.get("id").cloned()).collect();
     let pipeline = [
@@ -344,11 +342,8 @@ async fn open_transactions(world: &World, pid: u32) -> usize {
 
 /// Counts the jobs and effects of a world that is stopped.
 async fn count(world: &World, outcome: &mut Outcome) {
-    let all = async |name: &str, filter: Document| -> Vec<Document> {
-        world.database.raw(name).find(filter).await.expect("MongoDB is there").try_collect().await.expect("MongoDB is there")
-    };
     let seen: HashSet<StartId> = world.ledger().iter().filter(|line| line.event == Event::Done).map(|line| line.execution().1).collect();
-    let effects = all(EFFECTS, doc! { "job": { "$exists": true } }).await;
+    let effects = world.database.all(EFFECTS, doc! { "job": { "$exists": true } }).await;
     outcome.effects = effects.len();
     let mut of_job: HashMap<JobId, usize> = HashMap::new();
     effects.iter().filter_map(job_of).for_each(|job| *of_job.entry(job).or_default() += 1);
@@ -357,10 +352,10 @@ async fn count(world: &World, outcome: &mut Outcome) {
     tally.doubled = of_job.len() - tally.once;
     tally.lost = tally.jobs.saturating_sub(of_job.len());
     outcome.replies_missed = effects.iter().filter(|effect| !seen.contains(&start_of(effect))).count();
-    let jobs = all("archived", doc! { "workable.class": Settle::CLASS }).await;
+    let jobs = world.database.all("archived", doc! { "workable.class": Settle::CLASS }).await;
     outcome.settled = jobs.iter().filter(|job| is_settled(job)).count();
     outcome.attempts = jobs.iter().map(|job| number(job, "attempts")).sum();
-    outcome.children = all("archived", doc! { "workable.class": Entry::CLASS, "why": "done" }).await.len();
+    outcome.children = world.database.all("archived", doc! { "workable.class": Entry::CLASS, "why": "done" }).await.len();
     if [outcome.settled, outcome.effects, outcome.children, outcome.tally.once] != [outcome.tally.jobs; 4] {
         outcome
             .findings

@@ -143,6 +143,14 @@ impl TestDatabase {
         self.raw(collection).count_documents(filter).await.expect("MongoDB answers")
     }
 
+    /// The documents in a collection that match.
+    ///
+    /// # Panics
+    /// When MongoDB does not answer.
+    pub async fn all(&self, collection: &str, filter: Document) -> Vec<Document> {
+        self.raw(collection).find(filter).await.expect("MongoDB answers").try_collect().await.expect("MongoDB answers")
+    }
+
     /// The only document in a collection that matches.
     ///
     /// # Panics

@@ -156,15 +156,13 @@ impl Findings {
 
 /// The jobs of the archive.
 pub(crate) async fn archived(database: &TestDatabase) -> HashMap<JobId, Document> {
-    let found = database.raw("archived").find(doc! {}).await.expect("MongoDB is there");
-    found.map_ok(|job| (id_of(&job), job)).try_collect().await.expect("MongoDB is there")
+    database.all("archived", doc! {}).await.into_iter().map(|job| (id_of(&job), job)).collect()
 }
 
 /// Checks an idle system: no job is enqueued or runs any more. `clock` is the server's clock minus the monotonic one, in milliseconds.
 pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, settings: &Settings, clock: i64) -> Findings {
     let mut findings = Findings::default();
-    let all = async |name: &str| database.raw(name).find(doc! {}).await.expect("MongoDB is there").try_collect::<Vec<Document>>().await;
-    let scheduled = all("scheduled").await.expect("MongoDB is there");
+    let scheduled = database.all("scheduled", doc! {}).await;
     let archived = archived(database).await;
     for job in &scheduled {
         if job.get_bool("locked").unwrap_or(true) {
@@ -174,7 +172,7 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, set
             findings.broken.push(format!("I2: in both collections: {job}"));
         }
     }
-    for worker in all("roster").await.expect("MongoDB is there") {
+    for worker in database.all("roster", doc! {}).await {
         findings.broken.push(format!("I8: still in the roster: {worker}"));
     }
     let waiting: HashSet<JobId> = scheduled.iter().map(id_of).collect();
@@ -186,7 +184,7 @@ pub async fn examine(database: &TestDatabase, lines: &[Line], asked: &Asked, set
     // A leader that resumes may send the job of a slot again.
     archived.iter().filter(|(_, job)| job.contains_key("schedule")).for_each(|(id, _)| asked.will_send(*id, Policy::SentAgain));
     // A job that was enqueued in a transaction is acknowledged by the commit, which its effect proves.
-    let effects = all(EFFECTS).await.expect("MongoDB is there");
+    let effects = database.all(EFFECTS, doc! {}).await;
     for child in effects.iter().filter_map(|effect| effect.get_object_id("child").ok()) {
         asked.will_send(child.into(), effects::POLICY);
         asked.was_acknowledged(child.into());

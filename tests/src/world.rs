@@ -12,7 +12,6 @@ use std::{
 };
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
     enqueue::{EnqueueError, NewJob},
@@ -549,8 +548,7 @@ impl World {
             ("scheduled", doc! { "locked": true, "last_execution.pid": { "$in": pids.clone() } }),
             ("roster", doc! { "pid": { "$in": pids } }),
         ] {
-            let found = self.database.raw(collection).find(filter).await.expect("MongoDB is there");
-            let found: Vec<Document> = found.try_collect().await.expect("MongoDB is there");
+            let found = self.database.all(collection, filter).await;
             left.extend(found.into_iter().map(|document| format!("I8: left in {collection} by a worker that stopped: {document}")));
         }
         left

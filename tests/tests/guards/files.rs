@@ -1,7 +1,7 @@
 //! Files of jobs, next to those of other jobs and of other names.
 
-use bson::{Bson, Document, doc, oid::ObjectId};
-use futures_util::{AsyncWriteExt as _, TryStreamExt as _};
+use bson::{Bson, doc, oid::ObjectId};
+use futures_util::AsyncWriteExt as _;
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
 use recruiter_common::{
     control::{Change, Changed, Revision},
@@ -143,6 +143,6 @@ async fn a_job_that_is_enqueued_again_has_copies_of_its_files() {
     setting.store.delete_file(job, "large").await.unwrap();
     assert_eq!(setting.store.read_file(new, "large").await.unwrap(), content);
     assert_eq!(setting.store.read_file(new, "empty").await.unwrap(), b"");
-    let chunks: Vec<Document> = setting.database.raw("payloads.chunks").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let chunks = setting.database.all("payloads.chunks", doc! {}).await;
     assert_eq!(chunks.len(), content.len().div_ceil(255 * 1024) + 1, "each once");
 }

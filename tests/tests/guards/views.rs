@@ -1,7 +1,6 @@
 //! What people are shown, and what reading costs.
 
-use bson::{Document, RawDocumentBuf, doc};
-use futures_util::TryStreamExt;
+use bson::{RawDocumentBuf, doc};
 use recruiter_common::{
     JobFilter, Page, StateFilter,
     enqueue::NewJob,
@@ -111,7 +110,7 @@ async fn nothing_is_read_that_would_be_thrown_away() {
     session.commit_transaction().await.unwrap();
     profile(0).await;
     let reads = doc! { "appName": "test", "op": "query", "ns": { "$regex": "scheduled|roster|archived" } };
-    let reads: Vec<Document> = setting.database.raw("system.profile").find(reads).await.unwrap().try_collect().await.unwrap();
+    let reads = setting.database.all("system.profile", reads).await;
     let returned: Vec<i32> = reads.iter().map(|read| read.get_i32("nreturned").unwrap()).collect();
     assert_eq!(returned, [1, 0, 0, 1, 0, 0, 0], "{reads:?}");
 }

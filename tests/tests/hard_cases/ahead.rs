@@ -47,7 +47,7 @@ fn ids(worker: &Document, field: &str) -> Vec<JobId> {
 /// Those among these jobs that were never started.
 async fn unlocked(world: &World, jobs: &[JobId]) -> Vec<JobId> {
     let filter = doc! { "_id": { "$in": jobs.to_vec() }, "locked": false, "last_execution": { "$exists": false } };
-    let found: Vec<Document> = world.database.raw("scheduled").find(filter).await.unwrap().try_collect().await.unwrap();
+    let found = world.database.all("scheduled", filter).await;
     found.iter().filter_map(|job| job.get_object_id("_id").ok()).map(JobId::from).collect()
 }
 

@@ -12,7 +12,6 @@ mod zombies;
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt;
 use recruiter_common::ids::JobId;
 use recruiter_tests::{
     faults::{Blow, Fault, Moment},
@@ -76,7 +75,7 @@ async fn excuse(mut world: World) {
 
 /// The documents of the roster.
 async fn roster(world: &World) -> Vec<Document> {
-    world.database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap()
+    world.database.all("roster", doc! {}).await
 }
 
 async fn until_available(world: &World, workers: u64) {

@@ -268,7 +268,7 @@ async fn a_rolling_restart_under_load_costs_no_attempt() {
     row.injected = stops.len();
     row.recovery = stops;
     assert_eq!(row.findings.deaths, 0, "{}", world.logs());
-    let jobs: Vec<Document> = world.database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let jobs = world.database.all("archived", doc! {}).await;
     for job in &jobs {
         assert_eq!((job.get_str("why").unwrap(), number(job, "attempts") - number(job, "interruptions")), ("done", 1), "{job}");
     }

@@ -88,7 +88,7 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
     .await;
     world.members[cleaner].process.terminate();
     world.members[cleaner].process.wait_exit(SOON).await;
-    let documents = async |name: &str| world.database.raw(name).find(doc! {}).await.unwrap().try_collect::<Vec<Document>>().await.unwrap();
+    let documents = async |name: &str| world.database.all(name, doc! {}).await;
     let before = [documents("archived").await, documents("scheduled").await];
     let continued = Instant::now();
     zombies.iter().for_each(|(_, zombie)| world.members[*zombie].process.resume());

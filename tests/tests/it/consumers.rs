@@ -183,8 +183,7 @@ async fn groups_are_independent_and_continue_where_they_were() {
 }
 
 async fn numbers(database: &TestDatabase, group: &str) -> Vec<i32> {
-    use futures_util::TryStreamExt as _;
-    let found: Vec<Document> = database.raw("scheduled").find(doc! { "group": group }).await.unwrap().try_collect().await.unwrap();
+    let found = database.all("scheduled", doc! { "group": group }).await;
     let number = |job: &Document| job.get_document("workable")?.get_document("parameters")?.get_document("body")?.get_i32("n");
     found.iter().map(|job| number(job).unwrap()).collect()
 }

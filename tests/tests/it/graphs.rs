@@ -480,7 +480,7 @@ async fn graphs_advance_once_and_in_order_whatever_is_killed() {
         some[at] = again();
     }
     wait_until(SOON * 4, "all graphs are done", async || database.count("scheduled", doc! {}).await == 0).await;
-    let jobs: Vec<Document> = database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let jobs = database.all("archived", doc! {}).await;
     assert_eq!(jobs.len(), GRAPHS * 16 * 3, "each job became another one twice, and never two");
     assert!(jobs.iter().all(|job| job.get_str("why").unwrap() == "done"));
     let by_id: BTreeMap<JobId, &Document> = jobs.iter().map(|job| (job.get_object_id("_id").unwrap().into(), job)).collect();

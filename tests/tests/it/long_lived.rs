@@ -8,7 +8,6 @@ use std::{
 };
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt as _;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -474,8 +473,7 @@ async fn a_few_processes_run_many_jobs_of_many_classes() {
     setting.store.enqueue_many(jobs).await.unwrap();
     let bundle = NewJob::bundle_of_class("echo", (0..20).map(|n| doc! { "n": n })).enqueue(&setting.store).await.unwrap().id;
     setting.database.until("archived", doc! {}, 51, "all are done").await;
-    let done: Vec<Document> =
-        setting.database.raw("archived").find(doc! { "_id": { "$ne": bundle } }).await.unwrap().try_collect().await.unwrap();
+    let done = setting.database.all("archived", doc! { "_id": { "$ne": bundle } }).await;
     assert!(done.iter().all(|job| job.get_str("why").unwrap() == "done" && number(job, "attempts") == 1));
     let pids: BTreeSet<u32> = done.iter().map(pid).collect();
     assert!((4..=6).contains(&pids.len()), "{pids:?}: 15 jobs for each process");

@@ -9,7 +9,6 @@ use std::{
 };
 
 use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
-use futures_util::TryStreamExt as _;
 use nix::{
     pty::openpty,
     sys::signal::{Signal, kill},
@@ -257,14 +256,14 @@ async fn a_search_that_takes_too_long_is_given_up_and_a_walk_is_not() {
 
 /// The new jobs, by the archived one that each is a retry of.
 async fn retries(database: &TestDatabase) -> Vec<ObjectId> {
-    let jobs: Vec<Document> = database.raw("scheduled").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let jobs = database.all("scheduled", doc! {}).await;
     jobs.iter().map(|job| job.get_object_id("recovered_from").unwrap()).collect()
 }
 
 /// Each archived job of this filter names the one new job that names it.
 async fn each_was_retried_once(database: &TestDatabase, filter: Document) {
     let pairs = async |collection: &str, filter: Document, old: &str, new: &str| {
-        let found: Vec<Document> = database.raw(collection).find(filter).await.unwrap().try_collect().await.unwrap();
+        let found = database.all(collection, filter).await;
         let id = |job: &Document, field: &str| job.get_object_id(field).unwrap();
         let mut pairs: Vec<(ObjectId, ObjectId)> = found.iter().map(|job| (id(job, old), id(job, new))).collect();
         pairs.sort();

@@ -5,8 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bson::{Document, doc};
-use futures_util::TryStreamExt as _;
+use bson::doc;
 use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
 use recruiter_tests::{
     ledger::{Entry, Event},
@@ -54,8 +53,7 @@ async fn a_killed_worker_costs_none_of_the_jobs_that_it_held_ahead() {
     world.wait_for("all are archived", async || world.count("archived", doc! {}).await == jobs.len() as u64).await;
     assert_eq!(world.count("archived", doc! { "attempts": { "$ne": 1 } }).await, 0);
     let begun: BTreeSet<String> = world.ledger().into_iter().filter(|line| line.event == Event::Begin).map(|line| line.job).collect();
-    let died: Vec<Document> =
-        world.database.raw("archived").find(doc! { "why": "worker-died" }).await.unwrap().try_collect().await.unwrap();
+    let died = world.database.all("archived", doc! { "why": "worker-died" }).await;
     let unbegun = died.iter().filter(|job| !begun.contains(&job.get_object_id("_id").unwrap().to_hex())).count();
     assert!(unbegun <= 2, "{unbegun} of {} had not begun", died.len());
     world.close().await;

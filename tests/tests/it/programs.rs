@@ -10,7 +10,6 @@ use std::{
 };
 
 use bson::{Document, doc};
-use futures_util::TryStreamExt as _;
 use nix::unistd::getuid;
 use recruiter_common::{
     enqueue::NewJob,
@@ -27,7 +26,7 @@ use recruiter_tests::{
 };
 
 async fn archived(database: &TestDatabase) -> Vec<Document> {
-    database.raw("archived").find(doc! {}).await.unwrap().try_collect().await.unwrap()
+    database.all("archived", doc! {}).await
 }
 
 async fn until_archived(database: &TestDatabase, jobs: u64) -> Vec<Document> {

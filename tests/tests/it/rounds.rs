@@ -7,7 +7,6 @@ use std::{
 };
 
 use bson::{Document, RawDocumentBuf, doc};
-use futures_util::TryStreamExt;
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
     enqueue::NewJob,
@@ -37,7 +36,7 @@ const NEVER_POLLS: [&str; 6] = ["--poll", "10m", "--heartbeat", "10m", "--lease"
 /// The groups of each search for due jobs since the profiler was turned on.
 async fn searched(database: &TestDatabase) -> Vec<BTreeSet<String>> {
     let filter = doc! { "command.find": "scheduled", "command.filter.$or": { "$exists": true } };
-    let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
+    let found = database.all("system.profile", filter).await;
     let groups = |search: &Document| {
         let lanes = search.get_document("command").unwrap().get_document("filter").unwrap().get_array("$or").unwrap();
         lanes.iter().map(|lane| lane.as_document().unwrap().get_str("group").unwrap().to_owned()).collect()
@@ -201,7 +200,7 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let not_found = async || {
         store.publish(&hint).await.unwrap();
         let reports = async || {
-            let roster: Vec<Document> = database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+            let roster = database.all("roster", doc! {}).await;
             roster.iter().any(|worker| worker.to_string().contains(&id.to_string())) && armed.struck().await > 0
         };
         within(Duration::from_secs(1), reports).await
@@ -321,7 +320,7 @@ async fn a_name_that_is_not_utf8_stops_no_other_job() {
 
 /// How long after their due dates these jobs started, in milliseconds, in the order of the dates.
 async fn latencies(database: &TestDatabase, filter: Document) -> Vec<i64> {
-    let found: Vec<Document> = database.raw("archived").find(filter).await.unwrap().try_collect().await.unwrap();
+    let found = database.all("archived", filter).await;
     let at = |job: &Document, field| job.get_document("last_execution").unwrap().get_datetime(field).unwrap().timestamp_millis();
     let mut found: Vec<(i64, i64)> = found.iter().map(|job| (at(job, "scheduled_at"), at(job, "started_at"))).collect();
     found.sort_unstable();
@@ -453,7 +452,7 @@ async fn jobs_with_a_gate_are_assigned_like_any_other() {
 /// When the recruiter has assigned since the profiler was turned on, in milliseconds.
 async fn assignments(database: &TestDatabase) -> Vec<i64> {
     let filter = doc! { "op": "update", "ns": format!("{}.roster", database.name()), "command.u.$set.assigned_to": { "$exists": true } };
-    let found: Vec<Document> = database.raw("system.profile").find(filter).await.unwrap().try_collect().await.unwrap();
+    let found = database.all("system.profile", filter).await;
     found.iter().map(|assignment| assignment.get_datetime("ts").unwrap().timestamp_millis()).collect()
 }
 

@@ -8,7 +8,6 @@ use std::{
 
 use bson::{Bson, Document, doc};
 use chrono::TimeDelta;
-use futures_util::TryStreamExt;
 use rand::RngExt as _;
 use recruiter_common::{
     Keep,
@@ -58,8 +57,7 @@ async fn document(database: &TestDatabase, name: &str) -> Document {
 async fn slots(database: &TestDatabase, name: &str) -> Vec<Instant> {
     let mut slots = Vec::new();
     for collection in ["scheduled", "archived"] {
-        let found = database.raw(collection).find(doc! { "schedule.name": name }).await.unwrap();
-        let found: Vec<Document> = found.try_collect().await.unwrap();
+        let found = database.all(collection, doc! { "schedule.name": name }).await;
         slots.extend(found.iter().map(|job| job.get_document("schedule").unwrap().get_datetime("slot").unwrap().to_chrono()));
     }
     slots.sort_unstable();
@@ -107,7 +105,7 @@ async fn runs_start_on_time() {
         let since = bson::DateTime::from_chrono(store.now() + TimeDelta::seconds(2));
         let started = doc! { "schedule.slot": { "$gte": since }, "last_execution.started_at": { "$exists": true } };
         let jobs = wait_for(SOON, "they run", async || {
-            let jobs: Vec<Document> = database.raw("archived").find(started.clone()).await.unwrap().try_collect().await.unwrap();
+            let jobs = database.all("archived", started.clone()).await;
             (jobs.len() >= 40).then_some(jobs)
         });
         let late = |job: Document| {

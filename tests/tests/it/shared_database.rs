@@ -38,7 +38,7 @@ async fn everything_in(database: &TestDatabase) -> Vec<Document> {
         let options: Vec<Document> = database.database().run_cursor_command(listed).await.unwrap().try_collect().await.unwrap();
         let is_view = options[0].get_str("type").unwrap() == "view";
         let indexes = if is_view { Vec::new() } else { database.raw(&name).list_index_names().await.unwrap() };
-        let mut documents: Vec<Document> = database.raw(&name).find(doc! {}).await.unwrap().try_collect().await.unwrap();
+        let mut documents = database.all(&name, doc! {}).await;
         documents.sort_by_key(ToString::to_string);
         all.push(doc! { "options": options, "indexes": indexes, "documents": documents });
     }
@@ -348,7 +348,7 @@ async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() 
     database.until("roster", ours.clone(), 1, "it is there").await;
     again.kill();
     database.until("roster", ours.clone(), 0, "it is retired").await;
-    let mut left: Vec<Document> = database.raw("roster").find(doc! {}).await.unwrap().try_collect().await.unwrap();
+    let mut left = database.all("roster", doc! {}).await;
     left.sort_by_key(|document| document.get_str("name").unwrap().to_owned());
     assert_eq!(left, theirs);
     let said = system.cleaner.stderr();

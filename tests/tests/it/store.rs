@@ -47,14 +47,7 @@ async fn profiled(database: &TestDatabase, work: impl Future<Output = ()>) -> Ve
     profile(2).await;
     work.await;
     profile(0).await;
-    let found: Vec<Document> = database
-        .raw("system.profile")
-        .find(doc! { "appName": "test", "ns": { "$not": { "$regex": "system|signals" } } })
-        .await
-        .unwrap()
-        .try_collect()
-        .await
-        .unwrap();
+    let found = database.all("system.profile", doc! { "appName": "test", "ns": { "$not": { "$regex": "system|signals" } } }).await;
     database.raw("system.profile").drop().await.unwrap();
     found
 }
