@@ -6,10 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bson::Document;
-use recruiter_common::{
-    ids::{JobId, StartId},
-    limits::Settings,
-};
+use recruiter_common::{JobId, ids::StartId, limits::Settings};
 
 use crate::{
     ledger::{Event, Line},

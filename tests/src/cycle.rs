@@ -12,9 +12,7 @@ use std::{
 
 use bson::{doc, oid::ObjectId};
 use recruiter_common::{
-    enqueue::Workable,
-    ids::JobId,
-    limits::{Limit, Rate},
+    JobId, Limit, Rate, Workable,
     schedules::{Missed, Schedule},
     shutdown::pause,
     store::gate_of_line,

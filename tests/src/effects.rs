@@ -12,11 +12,7 @@ use bson::{Document, doc};
 use futures_util::{TryStreamExt, future::try_join_all};
 use mongodb::Collection;
 use rand::{RngExt as _, SeedableRng, rngs::StdRng};
-use recruiter_common::{
-    enqueue::Workable,
-    ids::{JobId, StartId},
-    shutdown::pause,
-};
+use recruiter_common::{JobId, Workable, ids::StartId, shutdown::pause};
 use recruiter_worker::{Context, Executable, NotDone};
 use serde::{Deserialize, Serialize};
 

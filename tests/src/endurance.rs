@@ -9,12 +9,8 @@ use std::{
 use futures_util::future::join_all;
 use rand::{RngExt as _, SeedableRng, rngs::StdRng, seq::IndexedRandom as _};
 use recruiter_common::{
-    Edge,
-    enqueue::{NewJob, Workable as _},
-    ids::JobId,
-    job::Priority,
-    limits::{Limit, Rate},
-    retry_policy::{ExponentialBackoff, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy, SelectByException, TimeTable},
+    Edge, ExponentialBackoff, JobId, Limit, NewJob, Priority, Rate, RetriableExceptionFilter, RetryForever, RetryManyTimes, RetryPolicy,
+    SelectByException, TimeTable, Workable as _,
     schedules::{Missed, Schedule},
     shutdown::pause,
     store::Store,

@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use bson::{Document, doc, oid::ObjectId};
 use recruiter_common::{
-    ids::{JobId, StartId, WorkerId},
+    FinishReason, JobId, RetryManyTimes, WorkerId,
+    ids::StartId,
     instant::Instant,
-    job::{Claim, FinishReason, IfWorkerDies, Job},
-    retry_policy::RetryManyTimes,
+    job::{Claim, IfWorkerDies, Job},
     store::{Channel, ProcessIdentity, Registration, Start, Store, ToStart, WorkOn},
 };
 

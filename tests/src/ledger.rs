@@ -13,11 +13,7 @@ use std::{
 };
 
 use nix::time::{ClockId, clock_gettime};
-use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    failure::Failure,
-    ids::{JobId, StartId},
-};
+use recruiter_common::{Failure, JobId, NewJob, Workable, ids::StartId};
 use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 

@@ -3,10 +3,10 @@
 use clap::Parser;
 use recruiter::run::RunArgs;
 use recruiter_common::{
-    Enqueued, JobId,
+    ConnectArgs, Enqueued, JobId,
     exit::Exit,
     shutdown::{Shutdown, Trigger},
-    store::{ConnectArgs, Store},
+    store::Store,
 };
 use recruiter_worker::{Worker, WorkerArgs};
 use tokio::task::JoinHandle;

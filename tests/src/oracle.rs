@@ -18,14 +18,7 @@ use mongodb::{
     error::Error,
     options::{Acknowledgment, WriteConcern},
 };
-use recruiter_common::{
-    enqueue::{EnqueueError, NewJob, Workable},
-    failure,
-    ids::{JobId, StartId},
-    limits::Settings,
-    shutdown::pause,
-    store::Store,
-};
+use recruiter_common::{EnqueueError, JobId, NewJob, Workable, failure, ids::StartId, limits::Settings, shutdown::pause, store::Store};
 use tokio::task::JoinHandle;
 
 use crate::{

@@ -13,13 +13,7 @@ use std::{
 
 use bson::{Document, doc};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
-use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
-    ids::JobId,
-    limits::{Limit, Settings},
-    shutdown::pause,
-    store::Store,
-};
+use recruiter_common::{EnqueueError, JobId, Limit, NewJob, limits::Settings, shutdown::pause, store::Store};
 use tempfile::TempDir;
 
 use crate::{

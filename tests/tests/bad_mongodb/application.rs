@@ -13,11 +13,7 @@ use mongodb::{
     Client, Collection,
     error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
-use recruiter_common::{
-    control::Change,
-    enqueue::{EnqueueError, NewJob},
-    store::{Store, StoreError},
-};
+use recruiter_common::{EnqueueError, NewJob, StoreError, control::Change, store::Store};
 use recruiter_tests::{
     full_length,
     replica_set::ReplicaSet,

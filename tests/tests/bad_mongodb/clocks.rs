@@ -10,7 +10,7 @@ use std::{
 use bson::{Document, doc};
 use futures_util::{StreamExt, future::join_all};
 use nix::{sys::stat::Mode, unistd::mkfifo};
-use recruiter_common::{enqueue::Workable, ids::JobId, retry_policy::RetryManyTimes, shutdown::pause};
+use recruiter_common::{JobId, RetryManyTimes, Workable, shutdown::pause};
 use recruiter_tests::{
     clocks::Clock,
     full_length,

@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use bson::{Document, doc};
-use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    shutdown::pause,
-};
+use recruiter_common::{NewJob, Workable, shutdown::pause};
 use recruiter_tests::{
     ledger::Entry,
     local::{self, Local},

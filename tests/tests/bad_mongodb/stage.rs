@@ -10,13 +10,7 @@ use std::{
     time::Duration,
 };
 
-use recruiter_common::{
-    enqueue::{EnqueueError, Workable},
-    ids::JobId,
-    retry_policy::RetryManyTimes,
-    shutdown::pause,
-    store::{ConnectArgs, Store},
-};
+use recruiter_common::{ConnectArgs, EnqueueError, JobId, RetryManyTimes, Workable, shutdown::pause, store::Store};
 use recruiter_tests::{
     ledger::{Entry, Event, Line, monotonic_ms},
     mongo::TestDatabase,

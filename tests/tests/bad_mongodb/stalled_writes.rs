@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bson::doc;
 use recruiter_common::{
-    ids::WorkerId,
+    WorkerId,
     shutdown::pause,
     store::{HeartbeatReply, Registration, Store},
 };

@@ -2,11 +2,10 @@
 
 use bson::doc;
 use recruiter_common::{
+    NewJob, Pattern,
     consumers::ConsumerGroup,
-    enqueue::NewJob,
     messages::{From, Message, Position},
     store::CommitSession,
-    topics::Pattern,
 };
 
 use crate::setting::Setting;

@@ -2,7 +2,7 @@
 
 use bson::doc;
 use recruiter_common::{
-    ids::{JobId, WorkerId},
+    JobId, WorkerId,
     store::{CommitSession, HeartbeatReply, Recorded, Retrial},
     workers::Wanted,
 };

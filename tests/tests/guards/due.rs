@@ -4,9 +4,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use bson::doc;
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
-    job::{Priority, StoredPolicy},
+    JobId, NewJob, Priority, WorkerId,
+    job::StoredPolicy,
     store::{Lane, LaneCounts, Waiting},
 };
 use recruiter_tests::{

@@ -1,7 +1,7 @@
 //! Which events a subscriber receives.
 
 use bson::doc;
-use recruiter_common::{events::Received, topics::Pattern};
+use recruiter_common::{Pattern, events::Received};
 use tokio::time::timeout;
 
 use crate::setting::{SOON, Setting};

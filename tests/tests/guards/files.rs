@@ -4,9 +4,9 @@ use bson::{Bson, doc, oid::ObjectId};
 use futures_util::AsyncWriteExt as _;
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
 use recruiter_common::{
+    JobId,
     control::{Change, Changed, Revision},
     files::JobFile,
-    ids::JobId,
     instant::Instant,
     store::FilesStep,
 };

@@ -4,10 +4,8 @@ use std::collections::BTreeSet;
 
 use bson::{Document, doc};
 use recruiter_common::{
-    enqueue::NewJob,
-    failure::Failure,
-    ids::{JobId, WorkerId},
-    job::{Claim, Execution, FinishReason, Job},
+    Failure, FinishReason, JobId, NewJob, WorkerId,
+    job::{Claim, Execution, Job},
     store::{Archival, CommitSession, Ending, Recorded, Rescheduling},
     telemetry::chain,
 };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bson::{RawDocumentBuf, doc};
 use recruiter_common::{
-    Failure, FinishReason, Graph, JobId, Keep, NewJob,
-    ids::{StartId, WorkerId},
+    Failure, FinishReason, Graph, JobId, Keep, NewJob, WorkerId,
+    ids::StartId,
     instant::Instant,
     store::{Archival, CommitSession, Recorded},
 };

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bson::doc;
 use recruiter_common::{
-    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    JobId, WorkerId,
+    ids::{LeaseTerm, RoundId},
     store::{Channel, Hint, HintsAt, Listener},
 };
 use recruiter_tests::{local::store, wait::wait_until};

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use bson::{Bson, doc};
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    JobId, NewJob, Rate, WorkerId,
+    ids::{LeaseTerm, RoundId},
     instant::Instant,
-    limits::Rate,
     store::{AssignedJobs, FastLimits, KeptCells, Permit, PermitHolder, Planned, RateCell},
 };
 

@@ -2,8 +2,7 @@
 
 use bson::{Bson, doc};
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
+    JobId, NewJob, WorkerId,
     job::notes::Notes,
     store::{Progress, Recorded},
 };

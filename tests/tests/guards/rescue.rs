@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 
 use bson::{Bson, Document, doc};
-use recruiter_common::{
-    ids::{JobId, StartId, WorkerId},
-    store::LockedJobs,
-};
+use recruiter_common::{JobId, WorkerId, ids::StartId, store::LockedJobs};
 use recruiter_tests::factory::{in_ms, insert_unvalidated, minimal_job};
 
 use crate::setting::{Setting, date, set_of};

@@ -2,7 +2,8 @@
 
 use bson::{Bson, doc};
 use recruiter_common::{
-    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    JobId, WorkerId,
+    ids::{LeaseTerm, RoundId},
     store::{CommitSession, HeartbeatReply, Planned},
 };
 use recruiter_tests::{factory::announcement, wait::wait_until};

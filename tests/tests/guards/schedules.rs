@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bson::{Document, RawDocumentBuf, doc};
 use recruiter_common::{
-    ids::JobId,
+    JobId,
     instant::Instant,
     store::{Advance, CommitSession},
 };

@@ -4,13 +4,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use bson::{Bson, Document, doc};
 use recruiter_common::{
-    enqueue::NewJob,
-    failure::Failure,
-    ids::{JobId, LeaseTerm, RoundId, WorkerId},
+    Failure, FinishReason, JobId, Keep, NewJob, Unique, WorkerId,
+    ids::{LeaseTerm, RoundId},
     instant::Instant,
-    job::{Claim, FinishReason, Job, Keep},
+    job::{Claim, Job},
     store::{Archival, AssignedJobs, CommitSession, Ending, Offer, Planned, Recorded, Rescheduling, Store},
-    unique::Unique,
 };
 use recruiter_tests::{
     factory::{announcement, started},

@@ -4,11 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 
 use bson::doc;
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
+    JobId, NewJob, Unique, WorkerId,
     job::{Claim, Job},
     store::{Permit, Recorded, Start, ToStart},
-    unique::Unique,
 };
 use recruiter_tests::{
     factory::{in_ms, read, start, to_start},

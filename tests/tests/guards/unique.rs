@@ -2,12 +2,8 @@
 
 use bson::{Bson, RawDocumentBuf, doc};
 use recruiter_common::{
-    enqueue::Outcome,
-    failure::Failure,
-    ids::{JobId, WorkerId},
-    job::FinishReason,
+    Failure, FinishReason, JobId, OnConflict, Outcome, Unique, WorkerId,
     store::{Archival, Recorded},
-    unique::{OnConflict, Unique},
 };
 use recruiter_tests::factory::in_ms;
 

@@ -2,9 +2,7 @@
 
 use bson::{RawDocumentBuf, doc};
 use recruiter_common::{
-    JobFilter, Page, StateFilter,
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
+    JobFilter, JobId, NewJob, Page, StateFilter, WorkerId,
     spec::ClassDefaults,
     store::{CommitSession, Recorded, Rescheduling, Retrial, Walk},
 };

@@ -10,7 +10,7 @@ use std::{
 
 use bson::{Document, doc};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
-use recruiter_common::{ids::JobId, shutdown::pause};
+use recruiter_common::{JobId, shutdown::pause};
 use recruiter_tests::{
     factory::again,
     full_length,

@@ -12,7 +12,7 @@ mod zombies;
 use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
-use recruiter_common::ids::JobId;
+use recruiter_common::JobId;
 use recruiter_tests::{
     faults::{Blow, Fault, Moment},
     oracle::{executions_before_the_last, number},

@@ -7,11 +7,7 @@ use std::{
 };
 
 use bson::{Bson, Document, doc};
-use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    ids::JobId,
-    retry_policy::{RetriableExceptionFilter, RetryManyTimes},
-};
+use recruiter_common::{JobId, NewJob, RetriableExceptionFilter, RetryManyTimes, Workable};
 use recruiter_tests::{
     factory::again,
     ledger::{BlockingPoison, Entry, Harm, Longer, Poison},

@@ -16,10 +16,9 @@ use nix::{
 use procfs::process::Process as Proc;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    ids::JobId,
+    DoNotDoItAgain, JobId, NewJob, RetryManyTimes, Workable,
     job::StoredPolicy,
-    retry_policy::{DoNotDoItAgain, Parameters, RetryManyTimes, RetryPolicies},
+    retry_policy::{Parameters, RetryPolicies},
     shutdown::pause,
     store::{ProcessIdentity, Registration},
 };

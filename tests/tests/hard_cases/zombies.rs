@@ -5,12 +5,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, Timestamp, doc, oid::ObjectId};
 use futures_util::{TryStreamExt, future::join_all};
-use recruiter_common::{
-    enqueue::Workable,
-    ids::{JobId, WorkerId},
-    retry_policy::RetryManyTimes,
-    shutdown::pause,
-};
+use recruiter_common::{JobId, RetryManyTimes, Workable, WorkerId, shutdown::pause};
 use recruiter_tests::{
     factory::again,
     faults::{Blow, Moment},

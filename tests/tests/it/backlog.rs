@@ -5,7 +5,7 @@ use std::time::{Duration, Instant as Monotonic};
 use bson::doc;
 use futures_util::future::join_all;
 use mongodb::ClientSession;
-use recruiter_common::{EnqueueError, NewJob, ids::WorkerId, limits::SettingError, shutdown::pause, store::Store};
+use recruiter_common::{EnqueueError, NewJob, WorkerId, limits::SettingError, shutdown::pause, store::Store};
 use recruiter_tests::{
     factory::{minimal_job, started},
     local::{ids, prepared, store},

@@ -5,11 +5,7 @@ use std::{path::Path, time::Duration};
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::future::join_all;
-use recruiter_common::{
-    enqueue::NewJob,
-    ids::{StartId, WorkerId},
-    retry_policy::{RetryForever, RetryManyTimes},
-};
+use recruiter_common::{NewJob, RetryForever, RetryManyTimes, WorkerId, ids::StartId};
 use recruiter_dev::embedded::{EmbeddedMongo, Options};
 use recruiter_tests::{
     factory::{insert_unvalidated, minimal_job},

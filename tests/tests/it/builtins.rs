@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bson::doc;
-use recruiter_common::{enqueue::NewJob, retry_policy::RetryManyTimes};
+use recruiter_common::{NewJob, RetryManyTimes};
 use recruiter_tests::{
     local::prepared,
     oracle::number,

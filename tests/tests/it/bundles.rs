@@ -10,9 +10,8 @@ use std::{
 
 use bson::{Bson, Document, doc};
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
-    failure::Failure,
-    ids::{JobId, StartId, WorkerId},
+    EnqueueError, Failure, JobId, NewJob, WorkerId,
+    ids::StartId,
     job::bundle::is_pending,
     store::{CommitSession, Progress, Recorded, Store},
 };

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId};
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{StartId, WorkerId},
-    retry_policy::RetryForever,
+    NewJob, RetryForever, WorkerId,
+    ids::StartId,
     store::{ProcessIdentity, Registration},
 };
 use recruiter_tests::{

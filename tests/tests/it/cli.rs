@@ -13,7 +13,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryForever, store::Store};
+use recruiter_common::{JobId, NewJob, RetryForever, store::Store};
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     fail_points::FailPoint,

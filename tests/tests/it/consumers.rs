@@ -11,15 +11,7 @@ use std::{
 
 use bson::{Document, doc};
 use rand::RngExt as _;
-use recruiter_common::{
-    Pattern,
-    consumers::ConsumerError,
-    enqueue::{NewJob, Workable},
-    messages::From,
-    shutdown::pause,
-    store::Store,
-    unique::Unique,
-};
+use recruiter_common::{NewJob, Pattern, Unique, Workable, consumers::ConsumerError, messages::From, shutdown::pause, store::Store};
 use recruiter_tests::{
     local::{Local, prepared, store},
     mongo::{TestDatabase, own_mongod},

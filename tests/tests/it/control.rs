@@ -4,12 +4,8 @@ use std::time::{Duration, Instant};
 
 use bson::doc;
 use recruiter_common::{
-    JobFilter,
+    JobFilter, JobId, NewJob, Priority, RetryManyTimes, WorkerId,
     control::{Alteration, Change, Changed, Refusal},
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
-    job::Priority,
-    retry_policy::RetryManyTimes,
     shutdown::{Shutdown, pause},
     workers::{Chosen, WorkerChange},
 };

@@ -6,14 +6,11 @@ use bson::{Bson, Document, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use chrono::TimeDelta;
 use futures_util::TryStreamExt as _;
 use recruiter_common::{
-    Client, JobId, NewJob, Pattern,
+    Client, FinishReason, JobId, Limit, NewJob, Pattern, Rate, Unique,
     consumers::ConsumerError,
-    job::FinishReason,
-    limits::{Limit, Rate},
     messages::From,
     schedules::Schedule,
     store::{Listener, Registration, Store, lossy},
-    unique::Unique,
 };
 use recruiter_tests::{
     factory::{announcement, minimal_job},

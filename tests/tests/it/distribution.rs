@@ -2,7 +2,7 @@
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
-use recruiter_common::enqueue::NewJob;
+use recruiter_common::NewJob;
 use recruiter_tests::{
     local::{ids, prepared},
     oracle::number,

@@ -9,8 +9,8 @@ use std::{
 };
 
 use recruiter_common::{
-    Reason,
-    job::{FinishReason, Settings, Stage},
+    FinishReason, Reason,
+    job::{Settings, Stage},
     retry_policy::RetryPolicies,
 };
 use recruiter_tests::processes::binary;

@@ -5,9 +5,7 @@ use std::time::Duration;
 use bson::{Document, doc};
 use chrono::TimeDelta;
 use recruiter_common::{
-    EnqueueError, JobId, NewJob,
-    failure::Failure,
-    ids::WorkerId,
+    EnqueueError, Failure, JobId, NewJob, WorkerId,
     instant::Instant,
     store::{CommitSession, Rescheduling, Store},
 };

@@ -14,7 +14,7 @@ use mongodb::{
     event::{EventHandler, sdam::SdamEvent},
     options::ClientOptions,
 };
-use recruiter_common::{enqueue::NewJob, shutdown::pause};
+use recruiter_common::{NewJob, shutdown::pause};
 use recruiter_tests::{
     clocks::Clock,
     local,

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    ids::{JobId, LeaseTerm, RoundId},
-    retry_policy::RetryManyTimes,
+    JobId, NewJob, RetryManyTimes, Workable,
+    ids::{LeaseTerm, RoundId},
     shutdown::pause,
     store::{AssignedJobs, Hint, Planned, ScheduledJob},
 };

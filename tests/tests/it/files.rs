@@ -4,7 +4,7 @@ use std::{fs, io, pin::Pin, task};
 
 use bson::{doc, oid::ObjectId};
 use mongodb::{gridfs::GridFsBucket, options::GridFsBucketOptions};
-use recruiter_common::{enqueue::NewJob, files::FileError, ids::JobId};
+use recruiter_common::{JobId, NewJob, files::FileError};
 use recruiter_tests::{
     local::{Local, prepared},
     mongo::TestDatabase,

@@ -4,9 +4,8 @@ use std::fs;
 
 use bson::{Document, doc, oid::ObjectId};
 use recruiter_common::{
-    JobId,
+    JobId, Pattern,
     events::{Events, Received},
-    topics::Pattern,
 };
 use recruiter_tests::{
     local::{Local, prepared},

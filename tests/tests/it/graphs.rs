@@ -10,10 +10,9 @@ use bson::{Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    Edge, EnqueueError, Graph, JobId, JobResult, Keep, NewJob, RetryManyTimes, Unique, Workable,
+    Edge, EnqueueError, Graph, GraphId, JobId, JobResult, Keep, NewJob, RetryManyTimes, Unique, Workable,
     control::{Change, Changed, Refusal, Revision},
     graphs::InvalidGraph,
-    ids::GraphId,
     job::Stage as JobStage,
     shutdown::pause,
     spec::{JobSpec, UnknownPolicies},

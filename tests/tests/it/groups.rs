@@ -4,12 +4,7 @@ use std::time::Duration;
 
 use bson::doc;
 use chrono::{TimeDelta, Timelike as _};
-use recruiter_common::{
-    enqueue::NewJob,
-    instant::Instant,
-    job::Priority,
-    limits::{Limit, SettingError},
-};
+use recruiter_common::{Limit, NewJob, Priority, instant::Instant, limits::SettingError};
 use recruiter_tests::{ledger::Entry, local::prepared, oracle::Policy, wait::best_of_three, world::World};
 use serde_json::{Value, json};
 

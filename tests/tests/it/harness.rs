@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, doc, oid::ObjectId};
 use mongodb::Client;
-use recruiter_common::enqueue::Workable as _;
+use recruiter_common::Workable as _;
 use recruiter_tests::{
     effects::{self, EFFECTS, Settle},
     fail_points::FailPoint,

@@ -8,12 +8,8 @@ use std::sync::{
 use bson::doc;
 use chrono::TimeDelta;
 use recruiter_common::{
-    Defaults, Keep,
-    enqueue::{NewJob, Workable},
-    ids::{JobId, WorkerId},
-    job::FinishReason,
+    Defaults, FinishReason, JobId, JobResult, Keep, NewJob, Workable, WorkerId,
     store::{Archival, CommitSession, Ending, Recorded, Store},
-    wait::JobResult,
 };
 use recruiter_tests::{
     factory::{again, announcement, minimal_job, started},

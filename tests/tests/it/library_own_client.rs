@@ -9,11 +9,7 @@ use mongodb::{
     event::{EventHandler, command::CommandEvent},
     options::ClientOptions,
 };
-use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
-    ids::JobId,
-    store::{ConnectError, Store, StoreError},
-};
+use recruiter_common::{ConnectError, EnqueueError, JobId, NewJob, StoreError, store::Store};
 use recruiter_tests::{fail_points::FailPoint, local, mongo::TestDatabase};
 
 /// A shop: its own client, an order in one of its own collections, and a store on the same client.

@@ -4,11 +4,9 @@ use std::time::{Duration, Instant};
 
 use bson::{Document, doc};
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
-    ids::{JobId, RoundId, WorkerId},
-    job::Priority,
-    limits::{Limit, Paused, Rate, SettingError},
-    retry_policy::RetryManyTimes,
+    EnqueueError, JobId, Limit, NewJob, Priority, Rate, RetryManyTimes, WorkerId,
+    ids::RoundId,
+    limits::{Paused, SettingError},
     shutdown::pause,
     store::{AssignedJobs, Hint, Permit},
 };

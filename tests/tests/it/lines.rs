@@ -8,14 +8,10 @@ use std::{
 use bson::doc;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    enqueue::{NewJob, Outcome, Workable as _},
-    ids::{JobId, WorkerId},
-    job::{FinishReason, Priority},
+    FinishReason, JobId, NewJob, OnConflict, Outcome, Priority, RetryManyTimes, Unique, Workable as _, WorkerId,
     limits::Paused,
-    retry_policy::RetryManyTimes,
     shutdown::pause,
     store::{Archival, CommitSession, Ending, Recorded, gate_of_line},
-    unique::{OnConflict, Unique},
 };
 use recruiter_tests::{
     factory::{read, started},

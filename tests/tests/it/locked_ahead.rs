@@ -6,7 +6,7 @@ use std::{
 };
 
 use bson::doc;
-use recruiter_common::{control::Change, enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
+use recruiter_common::{JobId, NewJob, Priority, control::Change, shutdown::pause};
 use recruiter_tests::{
     factory::again,
     ledger::{Entry, Event},

@@ -12,7 +12,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use recruiter_common::{enqueue::NewJob, ids::JobId, store::Store};
+use recruiter_common::{JobId, NewJob, store::Store};
 use recruiter_tests::{
     factory::again,
     local::store,

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use bson::doc;
-use recruiter_common::{control::Change, enqueue::NewJob};
+use recruiter_common::{NewJob, control::Change};
 use recruiter_tests::{
     local::{ids, store},
     mongo::TestDatabase,

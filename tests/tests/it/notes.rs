@@ -4,10 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bson::{Bson, Document, doc};
-use recruiter_common::{
-    enqueue::{NewJob, Workable},
-    ids::{JobId, StartId},
-};
+use recruiter_common::{JobId, NewJob, Workable, ids::StartId};
 use recruiter_tests::{
     factory::again,
     local::{self, Local, prepared},

@@ -4,13 +4,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use bson::doc;
 use recruiter_common::{
-    NewJob, RetryManyTimes, Workable,
-    enqueue::EnqueueError,
-    ids::JobId,
-    limits::{Limit, Paused},
-    shutdown::pause,
-    store::Store,
-    workers::Wanted,
+    EnqueueError, JobId, Limit, NewJob, RetryManyTimes, Workable, limits::Paused, shutdown::pause, store::Store, workers::Wanted,
 };
 use recruiter_testing::Drain;
 use recruiter_tests::{

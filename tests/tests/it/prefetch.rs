@@ -6,7 +6,7 @@ use std::{
 };
 
 use bson::doc;
-use recruiter_common::{enqueue::NewJob, ids::JobId, job::Priority, shutdown::pause};
+use recruiter_common::{JobId, NewJob, Priority, shutdown::pause};
 use recruiter_tests::{
     ledger::{Entry, Event},
     local::{self, Local},

@@ -12,8 +12,8 @@ use std::{
 use bson::{Document, doc};
 use nix::unistd::getuid;
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, LeaseTerm, RoundId},
+    JobId, NewJob,
+    ids::{LeaseTerm, RoundId},
     shutdown::pause,
     store::{AssignedJobs, Hint, Planned},
 };

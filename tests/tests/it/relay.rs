@@ -13,8 +13,7 @@ use std::{
 use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
+    JobId, NewJob, WorkerId,
     store::{Hint, Store},
 };
 use recruiter_tests::{

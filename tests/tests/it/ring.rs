@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use bson::{Document, Timestamp, doc, oid::ObjectId};
 use recruiter_common::{
-    JobId, NewJob, Unique,
+    JobId, NewJob, Pattern, Unique,
     events::{Event, Events, EventsError, Received},
     limits::Paused,
     shutdown::pause,
-    topics::Pattern,
 };
 use recruiter_tests::{
     local::{Local, prepared},

@@ -9,13 +9,9 @@ use std::{
 use bson::{Document, RawDocumentBuf, doc};
 use mongodb::event::{EventHandler, command::CommandEvent};
 use recruiter_common::{
-    enqueue::NewJob,
-    ids::{JobId, WorkerId},
-    job::Priority,
-    limits::Limit,
-    retry_policy::RetryManyTimes,
+    ConnectArgs, JobId, Limit, NewJob, Priority, RetryManyTimes, WorkerId,
     shutdown::pause,
-    store::{Channel, ConnectArgs, Hint, Listener, Registration, ScheduledJob, Store},
+    store::{Channel, Hint, Listener, Registration, ScheduledJob, Store},
 };
 use recruiter_tests::{
     factory::{announcement, minimal_job},

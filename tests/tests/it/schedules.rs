@@ -10,10 +10,8 @@ use bson::{Bson, Document, doc};
 use chrono::TimeDelta;
 use rand::RngExt as _;
 use recruiter_common::{
-    Keep,
+    JobId, Keep, NewJob, Workable,
     control::Change,
-    enqueue::{NewJob, Workable},
-    ids::JobId,
     instant::Instant,
     schedules::{Declared, Missed, Overlap, Schedule, ScheduleError},
     shutdown::pause,

@@ -4,9 +4,8 @@
 use bson::{Document, doc};
 use futures_util::TryStreamExt;
 use recruiter_common::{
-    enqueue::{EnqueueError, NewJob},
-    store::{Channel, Store, StoreError},
-    unique::Unique,
+    EnqueueError, NewJob, StoreError, Unique,
+    store::{Channel, Store},
 };
 use recruiter_tests::{
     factory::minimal_job,

@@ -3,7 +3,7 @@
 use std::{os::unix::net::UnixDatagram, path::Path, time::Duration};
 
 use bson::doc;
-use recruiter_common::{enqueue::NewJob, shutdown::pause};
+use recruiter_common::{NewJob, shutdown::pause};
 use recruiter_tests::{
     faults::NOTES,
     ledger::LEDGER,

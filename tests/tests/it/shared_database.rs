@@ -8,14 +8,13 @@ use mongodb::{
     options::{IndexOptions, ReadConcern},
 };
 use recruiter_common::{
-    Client, Graph, JobId, OnConflict, Outcome, Pattern, Unique,
+    Client, ConnectArgs, ConnectError, Graph, JobId, Limit, NewJob, OnConflict, Outcome, Pattern, StoreError, Unique,
     control::{Change, Changed},
-    enqueue::NewJob,
     instant::Instant,
-    limits::{Limit, Paused},
+    limits::Paused,
     messages::From,
     schedules::Schedule,
-    store::{ConnectArgs, ConnectError, Store, StoreError, schema},
+    store::{Store, schema},
 };
 use recruiter_tests::{
     factory::again,

@@ -12,7 +12,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, getuid},
 };
-use recruiter_common::{enqueue::NewJob, ids::JobId, retry_policy::RetryManyTimes};
+use recruiter_common::{JobId, NewJob, RetryManyTimes};
 use recruiter_tests::{
     local::store,
     mongo::TestDatabase,

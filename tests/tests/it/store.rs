@@ -7,15 +7,13 @@ use bson::{Bson, Document, doc};
 use futures_util::TryStreamExt;
 use mongodb::{IndexModel, error::ErrorKind};
 use recruiter_common::{
-    enqueue::{NewJob, Outcome},
-    failure::Failure,
-    ids::{JobId, RoundId, StartId, WorkerId},
-    job::{Execution, FinishReason, Job, Priority},
+    Failure, FinishReason, JobId, NewJob, OnConflict, Outcome, Priority, StoreError, Unique, WorkerId,
+    ids::{RoundId, StartId},
+    job::{Execution, Job},
     store::{
         Archival, AssignedJobs, Channel, CommitSession, Covered, DOCUMENT_FAULTS, EVERY_GROUP, Ending, Hint, Lane, Listener, Offer,
-        Recorded, Rescheduling, ScheduledJob, Store, StoreError,
+        Recorded, Rescheduling, ScheduledJob, Store,
     },
-    unique::{OnConflict, Unique},
 };
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},

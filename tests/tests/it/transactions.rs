@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bson::{Document, doc};
 use mongodb::Collection;
-use recruiter_common::{JobResult, NewJob, Workable, ids::WorkerId, shutdown::pause};
+use recruiter_common::{JobResult, NewJob, Workable, WorkerId, shutdown::pause};
 use recruiter_tests::{
     effects::{Tally, Trial, endure},
     local::{self, Local, prepared},

@@ -14,11 +14,9 @@ use chrono::TimeDelta;
 use futures_util::TryStreamExt;
 use mongodb::ClientSession;
 use recruiter_common::{
-    Client, EnqueueError, Enqueued, Keep, NewJob, OnConflict, Outcome, Priority, Unique, Workable,
+    Client, EnqueueError, Enqueued, Failure, FinishReason, JobId, Keep, NewJob, OnConflict, Outcome, Priority, Unique, Workable, WorkerId,
     control::{Change, Changed, Refusal},
-    failure::Failure,
-    ids::{JobId, WorkerId},
-    job::{Claim, FinishReason, Job},
+    job::{Claim, Job},
     shutdown::pause,
     store::{Archival, CommitSession, Ending, Recorded, Rescheduling, Store},
     telemetry::chain,

@@ -7,11 +7,7 @@ use std::{
 };
 
 use bson::{Document, doc};
-use recruiter_common::{
-    enqueue::NewJob,
-    limits::{Limit, Paused},
-    store::Store,
-};
+use recruiter_common::{Limit, NewJob, limits::Paused, store::Store};
 use recruiter_tests::{
     local::{prepared, store},
     mongo::TestDatabase,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bson::doc;
-use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, Workable, store::Store, wait::WaitError};
+use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, WaitError, Workable, store::Store};
 use recruiter_tests::{
     fail_points::FailPoint,
     local::{self, Local, prepared},

@@ -4,15 +4,7 @@ use std::time::Duration;
 
 use bson::{Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
-use recruiter_common::{
-    Reason, Why,
-    enqueue::NewJob,
-    graphs::Graph,
-    ids::{JobId, WorkerId},
-    job,
-    limits::{Limit, Rate},
-    store::Store,
-};
+use recruiter_common::{Graph, JobId, Limit, NewJob, Rate, Reason, Why, WorkerId, job, store::Store};
 use recruiter_tests::{
     factory::{announcement, insert_unvalidated, minimal_job, started},
     ledger::Entry,

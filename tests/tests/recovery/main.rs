@@ -6,11 +6,7 @@
 use std::time::{Duration, Instant};
 
 use bson::doc;
-use recruiter_common::{
-    enqueue::Workable,
-    retry_policy::{RetryForever, RetryManyTimes},
-    shutdown::pause,
-};
+use recruiter_common::{RetryForever, RetryManyTimes, Workable, shutdown::pause};
 use recruiter_tests::{
     full_length,
     ledger::{Entry, Longer},
