@@ -8,7 +8,7 @@ use std::{
 };
 
 use bson::{Document, doc};
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, stream};
 use recruiter_common::{Workable, shutdown::pause, store::Hint};
 use recruiter_tests::{
     cycle::{AT_A_TIME, Story, prepare},

@@ -24,9 +24,6 @@ use recruiter_tests::{
 
 /// Longer than any of these jobs is waited for.
 const ENDLESS_MS: i64 = 600_000;
-/// `--dead-after`: so long that only those die whose process is gone, however busy the machine is.
-
-/// A world with one recruiter and one cleaner.
 /// Waits for a worker that the recruiter may assign to.
 async fn until_there(world: &World) {
     let there = doc! { "available": true, "term": { "$gt": 0 } };
