@@ -86,6 +86,7 @@ async fn jobs_of_many_dates_are_started_together_each_with_its_own() {
         setting.set("scheduled", *job, doc! { "scheduled_at": date(in_ms(&setting.store, -1_000 * seconds)) }).await;
     }
     setting.set("scheduled", jobs[0], doc! { "scheduled_at": date(in_ms(&setting.store, 60_000)) }).await;
+    setting.set("scheduled", jobs[1], doc! { "unique": "key" }).await;
     let waiting = read(&setting.store, &jobs).await;
     setting.set("scheduled", jobs[1], doc! { "replaced": 1 }).await;
     let late = Start { lease_until: in_ms(&setting.store, -1_000), ..start(&setting.store, worker) };
