@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Drops every condition of every filter in `common::store`, one by one, and reports which tests notice.
+"""Drops every condition of every filter in `recruiter-common`, one by one, and reports which tests notice.
 
 An operation on MongoDB repeats in its filter what its caller's decision relied on. A condition that can be dropped
 without a test failing is either not needed or not tested.

@@ -3,6 +3,14 @@
 //! `main.rs` calls it. Several cleaners may run, on several machines: every write is guarded and can be repeated. The
 //! cleaner never decides the outcome of a job: the worker stored the verdict of the job's retry policy when it started
 //! the job.
+//!
+//! | file | content |
+//! |---|---|
+//! | `config` | the flags |
+//! | `liveness`, `retire` | who is dead: silent for too long, or gone from this host; its document is retired |
+//! | `rescues`, `rescue` | the jobs of each dead worker are ended, beside each other; the sweep for jobs without a worker |
+//! | `expire` | expired jobs are archived, and successors whose predecessor is gone are released |
+//! | `retention`, `files` | what is deleted of the archive, and files without a job |
 
 pub mod config;
 mod expire;

@@ -12,6 +12,16 @@
 //! | `not_kept` | the number of jobs that were deleted after their success |
 //! | `rescue` | jobs of dead workers; the sweep |
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
+//!
+//! Writers of a job: every enqueuer inserts. An unlocked job is started, changed (date, priority, group), cancelled, replaced or postponed by an
+//! enqueuer, released when what it waits for has ended, or archived because it has expired or is invalid. Each of these writes has
+//! `locked: false` in its filter. Only the holder of the start writes a locked job, or a cleaner after the holder's death. Until that cleaner
+//! has written, the holder's outcome counts, also after the holder was declared dead. Everyone may request the cancellation of a job.
+//!
+//! From the enqueueing to the archive: `enqueue/insert` writes the job (`insert`) and a hint. The leader (`rounds`) finds it by the hint, or in
+//! a scan (`lanes`, `due`), and writes the assignment (`assignments`). The worker's session reads that, its `starts` lock the job (`start`), its
+//! `run` executes it, and its `record` writes the end: `job/ending` says what is archived, `job/effects` what else the end brings about, and
+//! `finish` writes both in one transaction (`effects`).
 
 pub(crate) mod assignments;
 pub(crate) mod due;

@@ -1,6 +1,6 @@
 //! The end of a job, as a value: what is archived of it. `rescheduling` is the end of a start after which the job runs again.
 //!
-//! Pure: this file has no database calls. The [`store`](crate::store) writes these values, each under its guard. For a document that
+//! Pure: this file has no database calls. `cycle` writes these values, each under its guard. For a document that
 //! MongoDB refuses, this file also creates reduced forms.
 
 use std::sync::Arc;

@@ -23,7 +23,8 @@ pub struct ScheduledJob {
     pub scheduled_at: Instant,
 }
 
-/// The position of a job in the order of all jobs: by priority, then by due date, then by id.
+/// The position of a job in the order of all jobs: by priority, then by due date, then by id. The searches and the indexes have the same order
+/// (`cycle/due`, `mongo/schema/indexes`); lines have their own (`lines`).
 pub type Position = (Reverse<i64>, Instant, JobId);
 
 impl ScheduledJob {

@@ -1,7 +1,7 @@
 //! One job, as a value.
 //!
 //! Used by every crate. A job is in `scheduled` until it is finished, then complete in `archived` (`docs/protocol.md` lists
-//! every field). These values are copies: only the operations of `store` change a job, each under its own guard.
+//! every field). These values are copies: only the operations of `cycle` and of the features change a job, each under its own guard.
 
 pub mod bundle;
 pub(crate) mod document;

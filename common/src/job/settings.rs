@@ -10,8 +10,8 @@
 //! | [`Job`](super::Job) | a stored job: to and from the fields of its document |
 //! | the job of a schedule, a retry, a job that runs once more, a job that another one becomes | the settings of the described job |
 //!
-//! A new setting is a field here, with its line in [`every`](Settings::every); a row in `docs/protocol.md`; and the room that reads it. The
-//! validators of MongoDB and all forms above follow.
+//! A new setting is a field here, with its line in [`every`](Settings::every); a method of `NewJob`; a row in `docs/protocol.md`; a new
+//! `SCHEMA_VERSION`, because the validator of MongoDB follows; and the room that reads it. All other forms above follow.
 //!
 //! What is said of one enqueueing only is no setting: its class and parameters, id, dates, unique key, and the jobs that it waits for.
 

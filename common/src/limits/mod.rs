@@ -23,8 +23,9 @@
 //! | `window`, `pause` | maintenance windows; what a pause covers |
 //! | `backlogs`, `caps` | how many jobs wait, and how many may |
 //!
-//! A further setting of a group is in `settings` and `operations`, in the validator and the fields that are ours (`mongo/schema`), in
-//! `refusal` and the leader's `admission`, and in what a process that executes its own jobs may take (the worker's `source/own`).
+//! A further setting of a group is in `settings` and `operations`, in the validator, the fields that are ours and the version of the schema
+//! (`mongo/schema`), in `refusal` and the leader's `admission`, in the words of its refusal (`operator/why`), in a command (`cli/groups`), and in
+//! what a process that executes its own jobs may take (the worker's `source/own`). What it counts of ended jobs is written by `cycle/effects`.
 
 pub(crate) mod backlogs;
 pub(crate) mod caps;

@@ -14,10 +14,6 @@
 //! | `error` | errors |
 //! | `connect_error` | why a process cannot work with a MongoDB, and what to do |
 //!
-//! Writers of a job: every enqueuer inserts. An unlocked job is started, changed (date, priority, group), cancelled, replaced by an enqueuer, or
-//! archived because it has expired or is invalid. Each of these writes has `locked: false` in its filter. Only the holder of the start writes a
-//! locked job, or a cleaner after the holder's death. Everyone may request its cancellation.
-//!
 //! Repetition of failed calls:
 //!
 //! | layer | repeats |

@@ -1,7 +1,7 @@
 //! Unique jobs: the key of a job, how long the key excludes other jobs, and what happens to a job whose key is taken.
 //!
-//! Used by [`NewJob::unique`](crate::enqueue::NewJob::unique). Pure: this file has no database calls. MongoDB enforces the keys, by unique
-//! indexes on `scheduled` and by the documents of `unique_periods` (`holders`).
+//! Used by [`NewJob::unique`](crate::enqueue::NewJob::unique). MongoDB enforces the keys, by unique indexes on `scheduled`
+//! and by the documents of `unique_periods`: all database calls are in `holders`.
 
 pub(crate) mod holders;
 

@@ -11,7 +11,7 @@
 //! | `book` | where each assigned job is: in the turn of a worker, held ahead, given back, refused and paused |
 //! | `admission` | may a job of a lane start now, and with which permit: limits, rates, windows, pauses, weights, ageing |
 //! | `lanes` | which lanes have jobs, and the known due jobs: when that knowledge is stale, and the searches that refresh it |
-//! | `plan` | which worker gets which job |
+//! | `plan` | in which order jobs are assigned, and which worker gets which |
 //! | `rounds` | one round, and the loop of rounds: what makes the next one necessary |
 //! | `schedules` | the jobs of schedules, beside the rounds |
 //! | `consumers` | messages of consumer groups become jobs, beside the rounds |

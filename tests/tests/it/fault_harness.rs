@@ -193,7 +193,8 @@ async fn a_severed_line_refuses_everybody_until_it_is_healed() {
     proxy.sever();
     closed(open).await;
     assert_eq!(connect().await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
-    insert(&way, "severed").await.unwrap_err();
+    let impatient = through(&proxy, database.name(), "&retryWrites=false&serverSelectionTimeoutMS=2000").await;
+    insert(&impatient, "severed").await.unwrap_err();
     proxy.heal();
     wait_until(SOON, "it is healed", async || insert(&way, "healed").await.is_ok()).await;
     assert_eq!((there(&database, "severed").await, there(&database, "healed").await), (0, 1));

@@ -100,7 +100,7 @@ impl Situation {
         Some(Why::new(Reason::WorkerSilent, format!("{reason}: {}", self.silent(&silent))))
     }
 
-    /// Presence that do not answer, and what to do.
+    /// Programs that do not answer, and what to do.
     fn silent(&self, workers: &[&Worker]) -> String {
         let named: Vec<String> = workers.iter().take(NAMED).map(|worker| worker.described(self.now)).collect();
         let more = if workers.len() > NAMED { format!(" and {} more", workers.len() - NAMED) } else { String::new() };

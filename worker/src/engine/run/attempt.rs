@@ -44,7 +44,7 @@ async fn run_unit(environment: &Environment, mut unit: Box<Unit>) -> JobId {
     match recorded {
         Some(Recorded::Yes) => {}
         Some(Recorded::ClaimLost) => {
-            // The first write may have succeeded and lost its reply, and the job may have been started or deleted since.
+            // It was rescued. Or the first write has succeeded and lost its reply, and the job was started or deleted since.
             tracing::warn!(job.id = %job, "this start no longer holds the job: it was rescued, or an earlier write has recorded its end");
             return job;
         }
