@@ -258,8 +258,21 @@ fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
             None => alike.push(Alike { first: job, due, ids: vec![job.job], groups: BTreeSet::from([job.group.as_str()]) }),
         }
     }
-    let statement = |Alike { first: job, due, ids, groups }: Alike<'_>| {
-        let (attempts, permit) = (job.attempts, job.permit.as_ref());
+    let statement = |alike: Alike<'_>| {
+        let update = alike.update(start);
+        doc! { "q": alike.filter(start), "u": update, "multi": true }
+    };
+    doc! {
+        "update": scheduled,
+        "updates": alike.into_iter().map(statement).collect::<Vec<_>>(),
+        "ordered": false,
+        "writeConcern": { "w": "majority", "j": true },
+    }
+}
+
+impl Alike<'_> {
+    fn filter(self, start: &Start) -> Document {
+        let Self { first: job, due, ids, groups } = self;
         // A job enqueued from another language may have no `attempts`, and no job has `replaced` until its first replacement.
         let as_read = |count: u32| {
             if count == 0 {
@@ -268,13 +281,13 @@ fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
                 doc! { "$eq": count }
             }
         };
-        // If all jobs of the statement have the same date, MongoDB compares it once and not for each job.
-        let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), Bson::from);
         let mut conditions = vec![doc! { "$lt": ["$$NOW", start.lease_until] }];
         if !job.conditions.early {
+            // If all jobs of the statement have the same date, MongoDB compares it once and not for each job.
+            let scheduled_at = due.map_or_else(|| "$scheduled_at".into(), Bson::from);
             conditions.extend([doc! { "$lte": [scheduled_at, "$$NOW"] }]);
         }
-        if let Some((from, until)) = permit.and_then(|permit| permit.between) {
+        if let Some((from, until)) = of_permit(job).0 {
             conditions.extend([doc! { "$gte": ["$$NOW", from] }, doc! { "$lte": ["$$NOW", until] }]);
         }
         if job.conditions.expires {
@@ -283,34 +296,33 @@ fn start_command(scheduled: &str, start: &Start, jobs: &[ToStart]) -> Document {
         let mut filter = doc! {
             "_id": { "$in": ids },
             "locked": false,
-            "attempts": as_read(attempts),
+            "attempts": as_read(job.attempts),
             "group": { "$in": groups.into_iter().collect::<Vec<_>>() },
             "$expr": { "$and": conditions },
         };
         if let Some(replaced) = job.conditions.replaced {
             filter.insert("replaced", as_read(replaced));
         }
-        let was_due = due.unwrap_or(start.now);
-        let was_due = if job.conditions.early { was_due.min(start.now) } else { was_due };
-        let execution = start.stored_execution(was_due, job.if_worker_dies.clone(), permit);
-        let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": attempts + 1, "last_execution": execution } };
-        let update = if let Some(due) = due {
+        if let Some(due) = due {
             // The update writes this date into `last_execution`, so the document must still have this date.
             filter.insert("scheduled_at", due);
-            Bson::Document(set(execution))
-        } else {
-            let literally = |(field, value): (String, Bson)| (field, Bson::Document(doc! { "$literal": value }));
-            let mut execution: Document = execution.into_iter().map(literally).collect();
-            execution.insert("scheduled_at", "$scheduled_at");
-            execution.insert("started_at", doc! { "$max": ["$scheduled_at", start.now] });
-            Bson::Array(vec![doc! { "$unset": "last_execution" }.into(), set(execution).into()])
-        };
-        doc! { "q": filter, "u": update, "multi": true }
-    };
-    doc! {
-        "update": scheduled,
-        "updates": alike.into_iter().map(statement).collect::<Vec<_>>(),
-        "ordered": false,
-        "writeConcern": { "w": "majority", "j": true },
+        }
+        filter
+    }
+
+    fn update(&self, start: &Start) -> Bson {
+        let Self { first: job, due, .. } = self;
+        let was_due = due.unwrap_or(start.now);
+        let was_due = if job.conditions.early { was_due.min(start.now) } else { was_due };
+        let mut execution = start.stored_execution(was_due, job.if_worker_dies.clone(), job.permit.as_ref());
+        let set = |execution: Document| doc! { "$set": { "locked": true, "attempts": job.attempts + 1, "last_execution": execution } };
+        if due.is_some() {
+            return set(execution).into();
+        }
+        let literally = |(field, value): (String, Bson)| (field, Bson::Document(doc! { "$literal": value }));
+        execution = execution.into_iter().map(literally).collect();
+        execution.insert("scheduled_at", "$scheduled_at");
+        execution.insert("started_at", doc! { "$max": ["$scheduled_at", start.now] });
+        vec![doc! { "$unset": "last_execution" }, set(execution)].into()
     }
 }

@@ -184,15 +184,7 @@ pub(crate) async fn run(
     let change = &intent.at(store.now())?;
     let filter = args.filter.clone().at(store.now()).narrowed_to(change).map_err(usage)?;
     if asks {
-        let counted = walk(&store, change, true, &filter, shutdown, |_, _| Ok(())).await?;
-        if counted.is_stopped {
-            return Err(anyhow!("stopped by a signal; nothing was changed").context(Exit::Aborted));
-        }
-        let wanted = counted.matched() - left_alone(&counted);
-        let kinds = if counted.outcomes.len() > 1 { format!(" ({})", summary(change, &counted)) } else { String::new() };
-        if wanted > 0 && !is_confirmed(format!("{} {wanted} jobs{kinds}?", imperative(change)), shutdown).await? {
-            bail!("not confirmed; nothing was changed");
-        }
+        ask(&store, change, &filter, shutdown).await?;
     }
     let (mut named, mut written, json) = (0, Vec::new(), args.format.json);
     let report = walk(&store, change, args.dry_run, &filter, shutdown, |changed, bar| {
@@ -225,6 +217,20 @@ pub(crate) async fn run(
         0 => Ok(()),
         refused => bail!("{refused} of {} jobs could not be {}", report.matched(), participle(change)),
     }
+}
+
+/// Counts the jobs, and asks for a confirmation on the terminal.
+async fn ask(store: &Store, change: &Change, filter: &JobFilter, shutdown: &mut Shutdown) -> anyhow::Result<()> {
+    let counted = walk(store, change, true, filter, shutdown, |_, _| Ok(())).await?;
+    if counted.is_stopped {
+        return Err(anyhow!("stopped by a signal; nothing was changed").context(Exit::Aborted));
+    }
+    let wanted = counted.matched() - left_alone(&counted);
+    let kinds = if counted.outcomes.len() > 1 { format!(" ({})", summary(change, &counted)) } else { String::new() };
+    if wanted > 0 && !is_confirmed(format!("{} {wanted} jobs{kinds}?", imperative(change)), shutdown).await? {
+        bail!("not confirmed; nothing was changed");
+    }
+    Ok(())
 }
 
 /// Changes each job separately. A failed job does not stop the others.

@@ -139,6 +139,29 @@ impl Description {
         Some(unique).filter(|unique| *unique != UniqueSpec::default())
     }
 
+    /// Whether the flags about a unique job fit together.
+    fn check_unique(&self) -> anyhow::Result<()> {
+        let of_key = [
+            (self.unique_until.is_some(), "--unique-until"),
+            (self.unique_for.is_some(), "--unique-for"),
+            (self.on_conflict.is_some(), "--on-conflict"),
+            (self.postpone_at_most.is_some(), "--postpone-at-most"),
+        ];
+        if self.unique.is_none()
+            && self.unique_by.is_none()
+            && let Some((_, flag)) = of_key.into_iter().find(|(is_given, _)| *is_given)
+        {
+            return Err(usage(format!("{flag} is about a unique job: add --unique KEY, or --unique-by NAMES")));
+        }
+        match (self.on_conflict, self.postpone_at_most) {
+            (Some(Reaction::Postpone), None) => {
+                Err(usage("--on-conflict postpone needs --postpone-at-most, the longest wait, for example 10m"))
+            }
+            (Some(Reaction::Postpone), Some(_)) | (_, None) => Ok(()),
+            (_, Some(_)) => Err(usage("--postpone-at-most is for --on-conflict postpone only")),
+        }
+    }
+
     /// The retry policy that the flags describe.
     fn retry_policy(&self) -> anyhow::Result<Option<StoredPolicy>> {
         retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)
@@ -179,25 +202,7 @@ pub(super) async fn run(args: EnqueueArgs, connect: &ConnectArgs, mut shutdown: 
 }
 
 async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let of_key = [
-        (args.job.unique_until.is_some(), "--unique-until"),
-        (args.job.unique_for.is_some(), "--unique-for"),
-        (args.job.on_conflict.is_some(), "--on-conflict"),
-        (args.job.postpone_at_most.is_some(), "--postpone-at-most"),
-    ];
-    if args.job.unique.is_none()
-        && args.job.unique_by.is_none()
-        && let Some((_, flag)) = of_key.into_iter().find(|(is_given, _)| *is_given)
-    {
-        return Err(usage(format!("{flag} is about a unique job: add --unique KEY, or --unique-by NAMES")));
-    }
-    match (args.job.on_conflict, args.job.postpone_at_most) {
-        (Some(Reaction::Postpone), None) => {
-            return Err(usage("--on-conflict postpone needs --postpone-at-most, the longest wait, for example 10m"));
-        }
-        (Some(Reaction::Postpone), Some(_)) | (_, None) => {}
-        (_, Some(_)) => return Err(usage("--postpone-at-most is for --on-conflict postpone only")),
-    }
+    args.job.check_unique()?;
     let files = args.job.files.clone();
     let policy = args.job.retry_policy()?;
     let mut spec = JobSpec::from(args.job);

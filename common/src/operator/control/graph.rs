@@ -164,50 +164,25 @@ impl Control {
                 }
                 has_note = true;
             }
-            let mut found = patiently(|| self.store.jobs_by_id(&portion)).await?;
-            let (mut retrials, mut reasons) = (Vec::new(), Vec::new());
-            for job in &portion {
-                let repeated = found.remove(job).map(|stored| repetition.of(stored, followed.contains(job), self.store.now()));
-                let refusal = match repeated {
-                    Some(Ok((why, document))) => {
-                        retrials.push(Retrial { job: *job, retried_as: None, new: repetition.new[job], document: Arc::new(document) });
-                        reasons.push(why);
-                        continue;
-                    }
-                    Some(Err(problem)) => Refusal::Unstorable(problem),
-                    None => Refusal::Unknown,
-                };
-                outcomes.insert(*job, Changed::Refused(refusal));
-                repetition.new.remove(job);
-            }
+            let (retrials, reasons) = self.retrials(&portion, &followed, &mut repetition, outcomes).await?;
             portion.retain(|job| repetition.new.contains_key(job));
-            if retrials.is_empty() {
+            let again = |enqueued: Option<&HashSet<JobId>>| {
+                let new = |retrial: &Retrial| enqueued.map(|_| retrial.new);
+                let all = retrials.iter().zip(reasons).filter(|(retrial, _)| enqueued.is_none_or(|jobs| jobs.contains(&retrial.job)));
+                all.map(|(retrial, why)| (retrial.job, Changed::EnqueuedAgain { new: new(retrial), why })).collect::<Vec<_>>()
+            };
+            if self.dry_run || retrials.is_empty() {
+                outcomes.extend(again(None));
                 continue;
             }
-            if self.dry_run {
-                let would = |(retrial, why): (Retrial, _)| (retrial.job, Changed::EnqueuedAgain { new: None, why });
-                outcomes.extend(retrials.into_iter().zip(reasons).map(would));
-                continue;
-            }
-            let (store, these, note) = (&self.store, &retrials, has_note.then_some(note));
-            let enqueued = patiently_with(&mut self.session, |session| async move {
-                let enqueued = store.retry_all_if_archived(session, these, note).await;
-                (session, enqueued)
-            });
-            match enqueued.await {
+            match self.enqueue_portion(&retrials, has_note.then_some(note)).await {
                 Ok(None) => {
                     begun.is_given_up = true;
                     return Ok(());
                 }
                 Ok(Some(enqueued)) => {
-                    let is_complete = enqueued.len() == retrials.len();
-                    let these = || retrials.iter().filter(|retrial| enqueued.contains(&retrial.job));
-                    let groups = these().filter_map(|new| new.document.get_str("group").ok().map(str::to_owned)).collect::<HashSet<_>>();
-                    store.announce_jobs(groups).await;
-                    store.announce_hint(Hint::waiting(these().map(|retrial| retrial.new).collect())).await;
-                    let enqueued = retrials.into_iter().zip(reasons).filter(|(retrial, _)| enqueued.contains(&retrial.job));
-                    outcomes.extend(enqueued.map(|(retrial, why)| (retrial.job, Changed::EnqueuedAgain { new: Some(retrial.new), why })));
-                    if !is_complete {
+                    outcomes.extend(again(Some(&enqueued)));
+                    if enqueued.len() < retrials.len() {
                         return Ok(());
                     }
                 }
@@ -216,13 +191,52 @@ impl Control {
                     // One of them is refused. The halves are two transactions.
                     needs_note = true;
                     if let Some(job) = portions.halve(portion) {
-                        outcomes.insert(job, Changed::Refused(Refusal::Unstorable(chain(&error))));
-                        repetition.new.remove(&job);
+                        repetition.refuse(job, Refusal::Unstorable(chain(&error)), outcomes);
                     }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Those of these jobs that can be repeated, and the finish reason of each. The others are refused.
+    async fn retrials(
+        &self,
+        portion: &[JobId],
+        followed: &HashSet<JobId>,
+        repetition: &mut Repetition<'_>,
+        outcomes: &mut BTreeMap<JobId, Changed>,
+    ) -> Result<(Vec<Retrial>, Vec<FinishReason>), StoreError> {
+        let mut found = patiently(|| self.store.jobs_by_id(portion)).await?;
+        let (mut retrials, mut reasons) = (Vec::new(), Vec::new());
+        for job in portion {
+            let stored = found.remove(job).ok_or(Refusal::Unknown);
+            match stored.and_then(|stored| repetition.of(stored, followed.contains(job), self.store.now()).map_err(Refusal::Unstorable)) {
+                Ok((why, document)) => {
+                    retrials.push(Retrial { job: *job, retried_as: None, new: repetition.new[job], document: Arc::new(document) });
+                    reasons.push(why);
+                }
+                Err(refusal) => repetition.refuse(*job, refusal, outcomes),
+            }
+        }
+        Ok((retrials, reasons))
+    }
+
+    /// Enqueues these jobs in one transaction. Returns those that no other process has enqueued again; `None`, if the retry is given up.
+    async fn enqueue_portion(&mut self, retrials: &[Retrial], note: Option<RetryNote>) -> Result<Option<HashSet<JobId>>, StoreError> {
+        let store = &self.store;
+        let enqueued = patiently_with(&mut self.session, |session| async move {
+            let enqueued = store.retry_all_if_archived(session, retrials, note).await;
+            (session, enqueued)
+        });
+        let enqueued = enqueued.await?;
+        if let Some(enqueued) = &enqueued {
+            let these = || retrials.iter().filter(|retrial| enqueued.contains(&retrial.job));
+            let groups = these().filter_map(|new| new.document.get_str("group").ok().map(str::to_owned)).collect::<HashSet<_>>();
+            store.announce_jobs(groups).await;
+            store.announce_hint(Hint::waiting(these().map(|retrial| retrial.new).collect())).await;
+        }
+        Ok(enqueued)
     }
 }
 
@@ -242,6 +256,11 @@ struct Repetition<'a> {
 }
 
 impl<'a> Repetition<'a> {
+    fn refuse(&mut self, job: JobId, refusal: Refusal, outcomes: &mut BTreeMap<JobId, Changed>) {
+        self.new.remove(&job);
+        outcomes.insert(job, Changed::Refused(refusal));
+    }
+
     fn new(graph: GraphId, known: &'a [GraphJob], jobs: &[JobId]) -> Self {
         let known = known.iter().map(|job| (job.id, job)).collect();
         Self { graph, known, new: jobs.iter().map(|job| (*job, JobId::new())).collect() }
