@@ -59,7 +59,7 @@ impl Expiry {
         let unstarted = store.jobs_by_id(batch).await?.into_values().filter(|stored| !stored.is_archived).filter_map(|stored| {
             // A document that is not a job is left to a worker.
             let job = Job::try_from(stored.document).ok()?;
-            let is_waiting = matches!(job.state, JobState::Scheduled { .. });
+            let is_waiting = matches!(job.state, JobState::Waiting { .. });
             let archival = || Archival::unstarted(job.id, &job.document, &FinishReason::EXPIRED, &Failure::expired(), now);
             (is_waiting && job.is_expired(now)).then(archival)
         });

@@ -67,7 +67,7 @@ impl Start {
 
     /// Makes the changes in a job value that [`Store::start_if_unlocked`] has made in its document.
     pub fn mark_started(&self, job: &mut Job, verdict: IfWorkerDies, permit: Option<&Permit>) {
-        let JobState::Scheduled { at } = job.state else { return };
+        let JobState::Waiting { at } = job.state else { return };
         job.attempts += 1;
         job.last_execution = Some(self.execution(at, verdict, permit));
     }

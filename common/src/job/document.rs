@@ -148,15 +148,15 @@ impl Job {
         let state = match (stored.why, stored.locked, &stored.last_execution) {
             (Some(why), false, _) if stored.scheduled_at.is_none() => JobState::Archived { why },
             (_, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
-                JobState::Started { worker: *worker, claim: Claim { job: stored.id, start: *start } }
+                JobState::Locked { worker: *worker, claim: Claim { job: stored.id, start: *start } }
             }
             (_, true, _) => return Err(CorruptJob::LockedByNobody),
             // A document that was copied back from the archive by hand may have a `why`.
-            (_, false, _) => JobState::Scheduled { at: due_date(document, stored.scheduled_at)? },
+            (_, false, _) => JobState::Waiting { at: due_date(document, stored.scheduled_at)? },
         };
         let attempts = count("attempts", stored.attempts)?;
         // A running execution was not interrupted. With more interruptions than starts, attempts would never count.
-        let ended = attempts - u32::from(matches!(state, JobState::Started { .. })).min(attempts);
+        let ended = attempts - u32::from(matches!(state, JobState::Locked { .. })).min(attempts);
         let is_unique = stored.unique.is_some() || stored.unique_while_waiting.is_some() || stored.unique_for_period.is_some();
         Ok(Self {
             id: stored.id,
@@ -218,8 +218,8 @@ mod tests {
         let mut document = doc! { "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" } };
         document.extend(more);
         match Job::try_from(document) {
-            Ok(Job { state: JobState::Scheduled { .. }, .. }) => "scheduled".into(),
-            Ok(Job { state: JobState::Started { .. }, .. }) => "started".into(),
+            Ok(Job { state: JobState::Waiting { .. }, .. }) => "scheduled".into(),
+            Ok(Job { state: JobState::Locked { .. }, .. }) => "started".into(),
             Ok(Job { state: JobState::Archived { why }, .. }) => why.to_string(),
             Err(error) => error.to_string(),
         }

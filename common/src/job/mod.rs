@@ -104,8 +104,8 @@ impl Job {
     /// When it is due, while it waits.
     pub fn due(&self) -> Option<Instant> {
         match self.state {
-            JobState::Scheduled { at } => Some(at),
-            JobState::Started { .. } | JobState::Archived { .. } => None,
+            JobState::Waiting { at } => Some(at),
+            JobState::Locked { .. } | JobState::Archived { .. } => None,
         }
     }
 

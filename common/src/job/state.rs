@@ -1,4 +1,4 @@
-//! The state of a job: waiting, started (locked ahead or running), or archived.
+//! The state of a job: waiting, locked (ahead, or running), or archived.
 
 use super::{Claim, FinishReason, Job};
 use crate::base::{Instant, WorkerId, words};
@@ -9,9 +9,9 @@ use crate::base::{Instant, WorkerId, words};
 #[expect(missing_docs, reason = "each variant says what its fields are")]
 pub enum JobState {
     /// Waiting for `at` and a worker.
-    Scheduled { at: Instant },
+    Waiting { at: Instant },
     /// Locked by a worker: running there, or locked ahead. The claim is the proof of the start.
-    Started { worker: WorkerId, claim: Claim },
+    Locked { worker: WorkerId, claim: Claim },
     /// Archived, with this finish reason.
     Archived { why: FinishReason },
 }
@@ -52,11 +52,11 @@ impl Stage {
     /// The stage of a job at `now`.
     pub fn of(job: &Job, now: Instant) -> Self {
         match &job.state {
-            JobState::Scheduled { .. } if job.is_waiting || job.predecessor_key().is_some() => Self::Waits,
-            JobState::Scheduled { at } if *at > now => Self::Postponed,
-            JobState::Scheduled { .. } => Self::Queued,
-            JobState::Started { .. } if job.cancel_requested => Self::Cancelling,
-            JobState::Started { .. } => Self::Running,
+            JobState::Waiting { .. } if job.is_waiting || job.predecessor_key().is_some() => Self::Waits,
+            JobState::Waiting { at } if *at > now => Self::Postponed,
+            JobState::Waiting { .. } => Self::Queued,
+            JobState::Locked { .. } if job.cancel_requested => Self::Cancelling,
+            JobState::Locked { .. } => Self::Running,
             JobState::Archived { why } => Self::of_end(why),
         }
     }

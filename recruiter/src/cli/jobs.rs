@@ -229,9 +229,9 @@ fn texts_of_job(job: &Job, now: Instant) -> ([String; 7], Option<AnsiColor>, Opt
     let stage = Stage::of(job, now);
     let (colour, when) = match (stage, &job.state) {
         (Stage::Waits, _) => (None, waits_for(job)),
-        (_, JobState::Scheduled { at }) if *at <= now => (None, since(Some(*at), |apart| format!("due {apart}"))),
-        (_, JobState::Scheduled { at }) => (None, since(Some(*at), |apart| format!("in {apart}"))),
-        (_, JobState::Started { .. }) => {
+        (_, JobState::Waiting { at }) if *at <= now => (None, since(Some(*at), |apart| format!("due {apart}"))),
+        (_, JobState::Waiting { at }) => (None, since(Some(*at), |apart| format!("in {apart}"))),
+        (_, JobState::Locked { .. }) => {
             let colour = if stage == Stage::Cancelling { AnsiColor::Yellow } else { AnsiColor::Cyan };
             (Some(colour), since(execution.and_then(|execution| execution.started_at), |apart| format!("for {apart}")))
         }
@@ -256,8 +256,8 @@ fn texts_of_job(job: &Job, now: Instant) -> ([String; 7], Option<AnsiColor>, Opt
         // The reasons `malformed` and `interrupted` are also error classes: show them once.
         (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),
         (JobState::Archived { why }, Some(failure)) => Some(format!("{}; {failure}", printable(why.as_str(), 80))),
-        (JobState::Scheduled { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
-        (JobState::Started { .. }, _) => JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)),
+        (JobState::Waiting { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
+        (JobState::Locked { .. }, _) => JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)),
     };
     let cells = [
         job.id.to_string(),
@@ -289,10 +289,10 @@ fn state(job: &Job, now: Instant) -> (String, String) {
     let execution = job.last_execution.as_ref();
     let stage = Stage::of(job, now);
     let when = match &job.state {
-        JobState::Scheduled { .. } if stage == Stage::Waits => waits_for(job),
-        JobState::Scheduled { at } if *at <= now => format!("due for {} ({})", apart(*at, now), moment(*at)),
-        JobState::Scheduled { at } => format!("due in {} ({})", apart(*at, now), moment(*at)),
-        JobState::Started { .. } => {
+        JobState::Waiting { .. } if stage == Stage::Waits => waits_for(job),
+        JobState::Waiting { at } if *at <= now => format!("due for {} ({})", apart(*at, now), moment(*at)),
+        JobState::Waiting { at } => format!("due in {} ({})", apart(*at, now), moment(*at)),
+        JobState::Locked { .. } => {
             let since = execution.and_then(|execution| execution.started_at);
             since.map_or_else(String::new, |since| format!("for {}", apart(since, now)))
         }
@@ -315,7 +315,7 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
     match job {
         Ok(job) => {
             describe(&job, now, out)?;
-            let is_waiting = matches!(job.state, JobState::Scheduled { .. });
+            let is_waiting = matches!(job.state, JobState::Waiting { .. });
             match store.why(id).await?.filter(|why| is_waiting && why.reason != Reason::Assignable) {
                 Some(why) => Ok(writeln!(out, "why          {}: {}", why.reason, why.text)?),
                 None => Ok(()),

@@ -76,12 +76,12 @@ fn specification(stored: StoredJob, now: Instant) -> Option<Exported> {
         Err((_, error)) => return Some(Err(error.to_string())),
     };
     let at = match &job.state {
-        JobState::Started { .. } => return None,
-        JobState::Scheduled { .. } if job.is_waiting => {
+        JobState::Locked { .. } => return None,
+        JobState::Waiting { .. } if job.is_waiting => {
             return Some(Err("it waits for other jobs, whose ids a line for another database cannot name".into()));
         }
-        JobState::Scheduled { .. } if job.is_expired(now) => return Some(Err("it has expired".into())),
-        JobState::Scheduled { at } => Some(*at).filter(|at| *at > now && job.predecessor_key().is_none()),
+        JobState::Waiting { .. } if job.is_expired(now) => return Some(Err("it has expired".into())),
+        JobState::Waiting { at } => Some(*at).filter(|at| *at > now && job.predecessor_key().is_none()),
         JobState::Archived { .. } => None,
     };
     // The expiry of an archived job has passed, or did not matter.

@@ -306,7 +306,7 @@ impl<'a> Repetition<'a> {
         let job = Job::try_from(stored.document).map_err(|(_, error)| error.to_string())?;
         let why = match &job.state {
             JobState::Archived { why } => why.clone(),
-            JobState::Scheduled { .. } | JobState::Started { .. } => return Err("it is not finished any more".into()),
+            JobState::Waiting { .. } | JobState::Locked { .. } => return Err("it is not finished any more".into()),
         };
         let edges = self.edges(&edges);
         // Also by jobs that are refused now, and repeated by a later retry.

@@ -52,11 +52,11 @@ fn step_of_alteration(alteration: &Alteration, is_archived: bool, document: RawD
     }
     let job = Job::try_from(document).map_err(|(_, error)| Refusal::Malformed(error.to_string()))?;
     match job.state {
-        JobState::Started { worker, .. } => Err(Refusal::Started { worker }),
-        JobState::Scheduled { at } if alteration.is_in(&job, at) => Ok(Step::Nothing(Changed::Unchanged)),
+        JobState::Locked { worker, .. } => Err(Refusal::Started { worker }),
+        JobState::Waiting { at } if alteration.is_in(&job, at) => Ok(Step::Nothing(Changed::Unchanged)),
         // The recruiter has read what it needs of such a job.
-        JobState::Scheduled { .. } if job.is_waiting => Err(Refusal::WaitsForJobs),
-        JobState::Scheduled { .. } => match job.predecessor_key().filter(|_| alteration.at.is_some()) {
+        JobState::Waiting { .. } if job.is_waiting => Err(Refusal::WaitsForJobs),
+        JobState::Waiting { .. } => match job.predecessor_key().filter(|_| alteration.at.is_some()) {
             // It has no date of its own until that job ends.
             Some(key) => Err(Refusal::WaitsForAnother { key }),
             None => Ok(Step::Alter { group: job.settings.group().to_owned() }),
@@ -94,11 +94,11 @@ fn step_of_retry(again: bool, is_revised: bool, is_archived: bool, document: Raw
                 _ => Step::Enqueue { retried_as, job: Box::new(job), why },
             }
         }
-        (JobState::Started { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
-        (JobState::Scheduled { .. }, false) if is_revised => return Err(Refusal::NotFinished),
-        (JobState::Scheduled { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
-        (JobState::Scheduled { .. }, false) if job.is_waiting => return Err(Refusal::WaitsForJobs),
-        (JobState::Scheduled { at }, false) => match job.predecessor_key() {
+        (JobState::Locked { worker, .. }, false) => return Err(Refusal::Running { worker: *worker }),
+        (JobState::Waiting { .. }, false) if is_revised => return Err(Refusal::NotFinished),
+        (JobState::Waiting { at }, false) if *at <= now => Step::Nothing(Changed::AlreadyDue { since: *at }),
+        (JobState::Waiting { .. }, false) if job.is_waiting => return Err(Refusal::WaitsForJobs),
+        (JobState::Waiting { at }, false) => match job.predecessor_key() {
             Some(key) => return Err(Refusal::WaitsForAnother { key }),
             None => Step::Hasten { at: *at, group: job.settings.group().to_owned() },
         },

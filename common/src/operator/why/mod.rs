@@ -140,16 +140,16 @@ async fn why(store: &Store, job: &Job) -> Result<Why, StoreError> {
         JobState::Archived { why } => {
             Ok(Why::new(Reason::Finished, format!("it is finished, with the reason `{}`", printable(why.as_str(), 80))))
         }
-        JobState::Started { worker, .. } => why_running(store, *worker).await,
-        JobState::Scheduled { .. } if job.is_expired(now) => {
+        JobState::Locked { worker, .. } => why_running(store, *worker).await,
+        JobState::Waiting { .. } if job.is_expired(now) => {
             let ago = job.expires_at.map_or_else(String::new, |at| format!(" {} ago", apart(at, now)));
             Ok(Why::new(
                 Reason::Expired,
                 format!("it has expired{ago}, and no worker starts it; a cleaner archives it, so check that recruiter-cleaner runs"),
             ))
         }
-        JobState::Scheduled { .. } if job.is_waiting => waits_for(store, job).await,
-        JobState::Scheduled { at } => match job.predecessor_key() {
+        JobState::Waiting { .. } if job.is_waiting => waits_for(store, job).await,
+        JobState::Waiting { at } => match job.predecessor_key() {
             Some(key) => waits_for_predecessor(store, &key).await,
             None if *at > now => {
                 let text =

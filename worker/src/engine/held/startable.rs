@@ -49,7 +49,7 @@ impl Startable {
         if let Some(due) = self.job.due().filter(|due| *due > now) {
             self.early = Some(due);
             self.position.1 = now;
-            Arc::make_mut(&mut self.job).state = JobState::Scheduled { at: now };
+            Arc::make_mut(&mut self.job).state = JobState::Waiting { at: now };
         }
         self
     }
