@@ -40,6 +40,21 @@ fn every_source_file_says_what_it_is_for() {
     }
 }
 
+/// rustfmt puts the end of a function below its beginning.
+#[test]
+fn no_function_is_longer_than_seventy_lines() {
+    let is_shipped = |path: &Path| !path.starts_with(root().join("tests")) && !path.to_string_lossy().contains("/model/");
+    for (path, text) in sources().into_iter().filter(|(path, _)| is_shipped(path)) {
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| line.contains("fn ") && !line.trim_start().starts_with("//")) {
+            let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+            let ends = |line: &&str| **line == end || (line.ends_with(';') && line.len() - line.trim_start().len() < end.len());
+            let length = lines[at..].iter().position(ends).map_or(0, |more| more + 1);
+            assert!(length <= 70, "{}:{}: {length} lines", path.display(), at + 1);
+        }
+    }
+}
+
 #[test]
 fn no_documented_example_is_left_uncompiled_and_nothing_is_left_undone() {
     for (path, text) in sources() {

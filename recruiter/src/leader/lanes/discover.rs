@@ -287,7 +287,7 @@ mod tests {
         assert!(first.len() == 16 && first.contains("group-10") && !first.contains("group-59"));
         discovery.unlisted.retain(|group| !first.contains(group));
         let mut lanes = Lanes { discovery, ..Lanes::default() };
-        lanes.rest(true);
+        lanes.without_slots(true);
         let mut discovery = lanes.discovery;
         assert!(discovery.is_scanning() && discovery.will_list(&lane("group-59")) && !discovery.will_list(&lane("group-10")));
         discovery.forget();

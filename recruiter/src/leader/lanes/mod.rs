@@ -56,17 +56,17 @@ impl Lanes {
         }
     }
 
-    /// Requests a full scan that finds unannounced jobs. A scan that takes several rounds is completed first.
-    pub(crate) fn end_scan(&mut self) {
+    /// Requests an audit: a full scan that finds unannounced jobs. A scan that takes several rounds is completed first.
+    pub(crate) fn request_audit(&mut self) {
         if !self.discovery.is_scanning() {
-            self.windows.end_scan();
+            self.windows.request_audit();
         }
     }
 
     /// Requests a full scan, unless one is under way.
-    pub(crate) fn scan_again(&mut self) {
+    pub(crate) fn request_scan(&mut self) {
         if !self.discovery.is_scanning() {
-            self.windows.forget_scan();
+            self.windows.request_scan();
         }
     }
 
@@ -77,10 +77,10 @@ impl Lanes {
 
     /// No worker accepts jobs, so nothing is searched. After a full scan, or very many hints, the next search begins with a full scan. One
     /// that takes several rounds goes on: if it began anew each time, it might never list the last groups.
-    pub(crate) fn rest(&mut self, is_full_scan: bool) {
+    pub(crate) fn without_slots(&mut self, is_full_scan: bool) {
         if !self.discovery.is_scanning() && (is_full_scan || self.news.len() > NEWS) {
             self.discovery.forget();
-            self.windows.forget_scan();
+            self.windows.request_scan();
             self.news.clear();
         }
     }

@@ -75,7 +75,7 @@ impl Assigning {
             }
             self.book.drop_old(at);
             self.lanes.windows.drop_old();
-            self.lanes.end_scan();
+            self.lanes.request_audit();
         }
         for (worker, jobs) in &trigger.returned {
             self.book.returned(*worker, jobs);
@@ -126,7 +126,7 @@ impl Assigning {
         if !halted.is_empty() {
             let still = store.halted_lines(&halted).await?;
             if self.admission.set_halted(still) {
-                self.lanes.scan_again();
+                self.lanes.request_scan();
             }
         }
         Ok(())

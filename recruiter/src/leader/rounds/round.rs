@@ -99,12 +99,12 @@ impl Assigning {
         let slots = self.fleet.slots();
         self.lanes.add_groups(trigger.groups);
         if slots.is_empty() {
-            self.lanes.rest(trigger.full_scan);
+            self.lanes.without_slots(trigger.full_scan);
             self.announce(trigger.announced, at);
             return Ok(Summary { next_due: self.admission.closures.next_change(), ..Summary::default() });
         }
         if trigger.unannounced && !trigger.full_scan {
-            self.lanes.end_scan();
+            self.lanes.request_audit();
         }
         let mut searching = Searching {
             store,

@@ -4,7 +4,6 @@
 mod attempt;
 mod bundle;
 mod continuation;
-mod deadline;
 mod events;
 pub(super) mod locked_ahead;
 mod place;
@@ -15,3 +14,4 @@ pub(super) mod tasks;
 #[cfg(feature = "opentelemetry")]
 mod traces;
 mod unit;
+mod within_limits;

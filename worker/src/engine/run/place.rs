@@ -7,7 +7,7 @@ use std::{
 
 use recruiter_common::{ids::JobId, instant::Instant, store::Store, telemetry::milliseconds};
 
-use super::{deadline, snooze};
+use super::{snooze, within_limits};
 use crate::{
     Worker,
     context::Context,
@@ -72,7 +72,7 @@ impl<'a> Place<'a> {
             Self::Alone(alone) => (&alone.worker.layers, None),
         };
         let began = Monotonic::now();
-        let ended = snooze::capped(deadline::execute(workable, context, limit.or(time_limit), layers).await, &context.job);
+        let ended = snooze::capped(within_limits::execute(workable, context, limit.or(time_limit), layers).await, &context.job);
         let Self::Session(environment) = self else { return ended };
         if let Err(NotDone::NoResources(failure)) = &ended {
             environment.held.note_shortage(&failure.message);

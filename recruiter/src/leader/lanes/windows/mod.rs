@@ -407,7 +407,7 @@ pub(super) mod tests {
         let (between, behind, urgent, elsewhere) = (job("a", 5, NOW - 7), job("a", 5, NOW - 1), job("a", 9, NOW), job("b", 5, NOW - 1));
         let fleet = fleet(vec![available(&["*"], &["a", "b"], 1)]);
         let missed = |mut lanes: Windows, job: &ScheduledJob| {
-            lanes.end_scan();
+            lanes.request_audit();
             lanes.begin_scan([lane("a"), lane("b")], [0], date(NOW + 2_000), |_| false);
             let missed = lanes.had_missed(job, fleet.kinds());
             lanes.forget_before();
@@ -430,7 +430,7 @@ pub(super) mod tests {
         stale.mark_stale(lane("b"));
         assert!(!missed(stale.clone(), &between) && !missed(stale, &elsewhere), "an event concerned the lane");
         let mut forgotten = whole();
-        forgotten.forget_scan();
+        forgotten.request_scan();
         assert!(!missed(forgotten, &between) && !missed(Windows::default(), &between), "nothing was known");
     }
 
@@ -455,7 +455,7 @@ pub(super) mod tests {
         }
         assert!(!is_stale(&lanes, "x") && !lanes.windows.contains_key(&line("y")));
         let mut scanned = lanes.clone();
-        scanned.end_scan();
+        scanned.request_audit();
         scanned.begin_scan([line("x")], [0], date(NOW + 2_000), |_| false);
         let behind = ScheduledJob { gate: Some(gate_of_line("x")), ..job("a", 5, NOW) };
         assert!(!scanned.had_missed(&behind, fleet(vec![available(&["*"], &["a"], 1)]).kinds()), "another one was the head");
@@ -519,7 +519,7 @@ pub(super) mod tests {
         let elsewhere = job("b", 5, NOW);
         lanes.announce([elsewhere]);
         assert!(!is_stale(&mut lanes, NOW, Duration::ZERO), "the scan found nothing there");
-        lanes.forget_scan();
+        lanes.request_scan();
         lanes.announce([job("c", 5, NOW)]);
         assert!(lanes.windows[&lane("c")].is_stale, "nothing is known there");
         lanes.announce((0..REMEMBERED + 10).map(|number| job(&format!("class-{number}"), 5, NOW)));

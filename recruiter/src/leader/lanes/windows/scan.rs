@@ -29,12 +29,12 @@ pub(super) struct Before {
 
 impl Windows {
     /// Requests a full scan. The windows stay until then.
-    pub(crate) fn forget_scan(&mut self) {
+    pub(crate) fn request_scan(&mut self) {
         (self.scan, self.ended) = (None, None);
     }
 
-    /// Requests a full scan after which [`had_missed`](Self::had_missed) finds the jobs that were not known before.
-    pub(crate) fn end_scan(&mut self) {
+    /// Requests an audit: a full scan after which [`had_missed`](Self::had_missed) finds the jobs that were not known before.
+    pub(crate) fn request_audit(&mut self) {
         self.ended = self.scan.take().or(self.ended.take());
     }
 

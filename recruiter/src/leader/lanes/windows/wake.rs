@@ -223,7 +223,7 @@ mod tests {
         let sleeping = all[0].clone();
         let fleet = fleet(vec![available(&["*"], &["a"], 1)]);
         let found = |gate: Option<String>| ScheduledJob { gate, ..job("a", 5, NOW) };
-        lanes.end_scan();
+        lanes.request_audit();
         lanes.begin_scan(all, [0], date(NOW + 2_000), |_| false);
         assert!(!lanes.had_missed(&found(sleeping.gate), fleet.kinds()) && lanes.had_missed(&found(Some(">new".into())), fleet.kinds()));
     }
