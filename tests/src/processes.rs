@@ -258,6 +258,11 @@ impl<'a> Recruiters<'a> {
         true
     }
 
+    /// Stops both: what they are doing is completed.
+    pub async fn stop(self) {
+        stop(self.processes).await;
+    }
+
     fn recruiter(database: &TestDatabase) -> Process {
         Process::on(database, "recruiter", &["run", "--lease", "1s", "--poll", "300ms"])
     }
