@@ -153,7 +153,7 @@ impl Consumers {
     /// # Errors
     /// When MongoDB cannot be used.
     pub async fn remove(&self, name: &str) -> Result<bool, StoreError> {
-        self.0.remove_consumer(name).await
+        self.0.if_set_up(self.0.remove_consumer(name)).await
     }
 }
 

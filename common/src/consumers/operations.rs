@@ -71,10 +71,13 @@ impl Store {
         Ok(call("move_consumer", async move { consumers.update_one(id, update).await }).await?.matched_count == 1)
     }
 
-    /// Removes a consumer group.
+    /// Removes a consumer group. There is none, if the database has no messages.
     ///
     /// Filter: name. Index: `_id`. Invariant: none.
     pub(crate) async fn remove_consumer(&self, name: &str) -> Result<bool, StoreError> {
+        if !self.is_in_use(Feature::Messages).await? {
+            return Ok(false);
+        }
         let (consumers, id) = (self.consumers.clone(), doc! { "_id": name });
         Ok(call("remove_consumer", async move { consumers.delete_one(id).await }).await?.deleted_count == 1)
     }

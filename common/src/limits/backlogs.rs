@@ -103,6 +103,7 @@ impl Store {
     ///
     /// Filter: the group. Index: `_id`. Invariant: none, an operator's setting.
     pub(crate) async fn put_most_waiting_in_group(&self, group: &str, most: Option<u64>) -> Result<(), StoreError> {
+        self.ensure_set_up().await?;
         let (groups, id, change) = (self.groups.clone(), doc! { "_id": group }, change_to(most));
         let is_set = most.is_some();
         call("put_most_waiting_in_group", async move { groups.update_one(id, change).upsert(is_set).await }).await?;

@@ -72,7 +72,7 @@ impl Limits {
     /// # Errors
     /// An error of MongoDB.
     pub async fn remove(&self, name: &str) -> Result<bool, SettingError> {
-        Ok(self.0.delete_limit(name).await?)
+        Ok(self.0.if_set_up(self.0.delete_limit(name)).await?)
     }
 
     /// Sets how many jobs may wait for a resource with this limit; `None` removes the setting. Under a prefix (`customer:*`) this holds for each
@@ -88,7 +88,7 @@ impl Limits {
             return Err(refused(format!("set how many jobs may wait in the group with `recruiter groups set --most-waiting N {group}`")));
         }
         check_most_waiting(most)?;
-        if self.0.put_most_waiting(name, most).await? {
+        if self.0.if_set_up(self.0.put_most_waiting(name, most)).await? {
             Ok(())
         } else {
             Err(refused(format!("{name} has no limit: give it a capacity or a rate first")))
@@ -192,6 +192,6 @@ impl Pauses {
     /// # Errors
     /// An error of MongoDB.
     pub async fn resume(&self, paused: &Paused) -> Result<bool, SettingError> {
-        Ok(self.0.delete_pause(paused).await?)
+        Ok(self.0.if_set_up(self.0.delete_pause(paused)).await?)
     }
 }

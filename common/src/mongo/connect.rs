@@ -291,6 +291,16 @@ impl Client {
         Ok(self.is_set_up.load(Ordering::Relaxed))
     }
 
+    /// Every change of what is there goes through this, while a write that may be the first one calls `ensure_set_up`. Where the schema does
+    /// not exist there is nothing of Recruiter: the answer is the empty one, no document of an application is touched, and no hint makes a
+    /// collection.
+    ///
+    /// # Errors
+    /// [`StoreError::Foreign`] if a collection of an application has one of our names.
+    pub(crate) async fn if_set_up<T: Default>(&self, change: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        if self.is_set_up().await? { change.await } else { Ok(T::default()) }
+    }
+
     /// Makes the indexes of unique jobs, unless they exist. An enqueueing call does it by itself, but not in a transaction of the caller
     /// ([`NewJob::enqueue_in`](crate::enqueue::NewJob::enqueue_in)), and other languages do not. The indexes are not there from the
     /// beginning, because they cost every job some microseconds.

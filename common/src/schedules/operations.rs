@@ -86,7 +86,7 @@ impl Schedules {
         }
         self.0.fresh_clock().await?;
         let pause = doc! { "by": by, "reason": reason, "at": self.0.now() };
-        let is_paused = self.0.pause_schedule_if_running(name, pause).await?;
+        let is_paused = self.0.if_set_up(self.0.pause_schedule_if_running(name, pause)).await?;
         if !is_paused {
             exists(&self.0, name).await?;
         }
@@ -100,7 +100,8 @@ impl Schedules {
     pub async fn resume(&self, name: &str) -> Result<bool, ScheduleError> {
         self.0.fresh_clock().await?;
         let found = read(&self.0, name).await?;
-        Ok(self.0.resume_schedule_if_paused(name, found.schedule.counting_from(name, self.0.now())).await?)
+        let counting = found.schedule.counting_from(name, self.0.now());
+        Ok(self.0.if_set_up(self.0.resume_schedule_if_paused(name, counting)).await?)
     }
 
     /// Runs a schedule once, at once and outside of its slots, whether it is paused or not. Returns the job. The history of the schedule shows
@@ -123,7 +124,7 @@ impl Schedules {
     /// # Errors
     /// When MongoDB cannot be used.
     pub async fn remove(&self, name: &str, namespace: Option<&str>) -> Result<bool, StoreError> {
-        self.0.remove_schedule(name, namespace).await
+        self.0.if_set_up(self.0.remove_schedule(name, namespace)).await
     }
 }
 
