@@ -94,8 +94,11 @@ impl Store {
         let (limits, id, change) = (self.limits.clone(), doc! { "_id": name }, change_to(most));
         let changed = call("put_most_waiting", async move { limits.update_one(id, change).await }).await?;
         self.caps().forget();
-        self.tell_plain("limit.changed", doc! { "name": name });
-        Ok(changed.matched_count == 1)
+        let is_there = changed.matched_count == 1;
+        if is_there {
+            self.tell_plain("limit.changed", doc! { "name": name });
+        }
+        Ok(is_there)
     }
 
     /// Sets with how many waiting jobs a group accepts no further ones; `None` removes the setting. Other settings stay as they are.

@@ -91,18 +91,20 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub(crate) async fn delete_limit(&self, name: &str) -> Result<bool, StoreError> {
-        if group_of_resource(name).is_none() {
-            let is_removed = self.delete_setting(&self.limits, name).await?;
+        let is_removed = if group_of_resource(name).is_none() {
+            self.delete_setting(&self.limits, name).await?
+        } else {
+            // The document has other settings of the group.
+            let (groups, id) = self.limit_document(name);
+            let update = doc! { "$unset": { "capacity": "", "rate": "" } };
+            let changed = call("delete_limit", async move { groups.update_one(id, update).await }).await?;
+            self.announce_hint(Hint::Settings).await;
+            changed.modified_count > 0
+        };
+        if is_removed {
             self.tell_plain("limit.removed", doc! { "name": name });
-            return Ok(is_removed);
         }
-        // The document has other settings of the group.
-        let (groups, id) = self.limit_document(name);
-        let update = doc! { "$unset": { "capacity": "", "rate": "" } };
-        let changed = call("delete_limit", async move { groups.update_one(id, update).await }).await?;
-        self.announce_hint(Hint::Settings).await;
-        self.tell_plain("limit.removed", doc! { "name": name });
-        Ok(changed.modified_count > 0)
+        Ok(is_removed)
     }
 
     /// The collection and the filter of the document with a limit.
