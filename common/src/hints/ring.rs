@@ -102,7 +102,11 @@ impl Store {
         self.publish_in(self.signals.name(), hint).await
     }
 
+    /// Nothing is published where Recruiter is not set up: the collection may be an application's, and a missing one would become ordinary.
     async fn publish_in(&self, signals: &str, hint: &Hint) -> Result<(), StoreError> {
+        if !self.is_set_up().await? {
+            return Ok(());
+        }
         for part in hint.parts() {
             let command = || doc! { "insert": signals, "documents": [part.to_document()], "writeConcern": { "w": 1 } };
             self.write_repeatable("publish", command).await?;
