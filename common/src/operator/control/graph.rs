@@ -39,6 +39,9 @@ impl Control {
     /// When MongoDB cannot be used. A repeated call continues.
     pub async fn cancel_graph(&mut self, graph: GraphId) -> Result<Vec<(JobId, Changed)>, StoreError> {
         let mut outcomes: Vec<(JobId, Changed)> = Vec::new();
+        if !self.has_jobs().await? {
+            return Ok(outcomes);
+        }
         for pass in 0..PASSES {
             // A job that was started or rescheduled with each attempt is tried again a little later.
             let before = outcomes.len();
@@ -80,6 +83,9 @@ impl Control {
     /// # Errors
     /// When MongoDB cannot be used. A repeated call enqueues the jobs that are left.
     pub async fn retry_graph(&mut self, graph: GraphId) -> Result<Vec<(JobId, Changed)>, StoreError> {
+        if !self.has_jobs().await? {
+            return Ok(Vec::new());
+        }
         let (mut outcomes, mut marked): (BTreeMap<JobId, Changed>, HashSet<JobId>) = Default::default();
         let mut begun = Begun { retry: ObjectId::new(), notes: Vec::new(), is_given_up: false };
         let (mut before, mut fruitless) = (usize::MAX, 0);

@@ -111,6 +111,9 @@ impl Control {
     /// # Errors
     /// When MongoDB cannot be used. Some of the jobs may have been changed. A repeated call recognises them.
     pub async fn change(&mut self, change: &Change, jobs: &[JobId]) -> Result<Vec<(JobId, Changed)>, StoreError> {
+        if !self.has_jobs().await? {
+            return Ok(jobs.iter().map(|job| (*job, Changed::Refused(Refusal::Unknown))).collect());
+        }
         let sizes = patiently(|| self.store.sizes_by_id(jobs)).await?;
         let found = jobs.iter().map(|job| Match { job: *job, bytes: sizes.get(job).copied().unwrap_or(BATCH_BYTES / BATCH) });
         let mut all = Vec::with_capacity(jobs.len());
@@ -131,6 +134,9 @@ impl Control {
         filter: &JobFilter,
         mut each: impl FnMut(&Report, &[(JobId, Changed)]) -> ControlFlow<()>,
     ) -> Result<Report, StoreError> {
+        if !self.has_jobs().await? {
+            return Ok(Report::default());
+        }
         let mut walk = Walk::new(filter.clone());
         let mut report = Report { length: self.store.walk_length(&walk).await?, ..Report::default() };
         loop {
@@ -165,6 +171,11 @@ impl Control {
             }
             report.looked_at = before + ahead;
         }
+    }
+
+    /// Whether there can be jobs to change. Where Recruiter is not set up, `scheduled` and `archived` are an application's.
+    async fn has_jobs(&self) -> Result<bool, StoreError> {
+        Ok(self.dry_run || patiently(|| self.store.is_set_up()).await?)
     }
 
     async fn change_batch(&mut self, change: &Change, batch: &[Match]) -> Result<Vec<(JobId, Changed)>, StoreError> {
