@@ -43,7 +43,6 @@ impl Store {
     ///
     /// Filter: none, an insert. Index: `_id`. Invariant: none.
     pub(crate) async fn begin_file(&self, job: JobId, name: &str) -> Result<GridFsUploadStream, StoreError> {
-        self.ensure_set_up().await?;
         let (payloads, name) = (self.payloads.clone(), stored_name(job, name));
         call("begin_file", async move { payloads.open_upload_stream(name).await }).await
     }
@@ -71,11 +70,12 @@ impl Store {
         .await
     }
 
-    /// The files of some jobs, by name and date; those of an earlier date may have been replaced.
+    /// The files of some jobs, by name and date; those of an earlier date may have been replaced. None, if files are not in use: the bucket is
+    /// an application's then.
     ///
     /// Filter: jobs. Index: GridFS's by name and date. Invariant: none.
     pub(crate) async fn files_of(&self, jobs: &[JobId]) -> Result<Vec<(JobId, String, FilesCollectionDocument)>, StoreError> {
-        if jobs.is_empty() {
+        if jobs.is_empty() || !self.is_in_use(Feature::Files).await? {
             return Ok(Vec::new());
         }
         let (payloads, theirs) = (self.payloads.clone(), doc! { "$or": jobs.iter().map(|job| of_job(*job)).collect::<Vec<_>>() });

@@ -151,7 +151,8 @@ impl Client {
     /// # Errors
     /// When MongoDB fails.
     pub async fn delete_file(&self, job: JobId, name: &str) -> Result<bool, FileError> {
-        Ok(self.store().delete_files_of(job, |stored, _| stored == name).await? > 0)
+        let store = self.store();
+        Ok(self.if_set_up(store.delete_files_of(job, |stored, _| stored == name)).await? > 0)
     }
 }
 

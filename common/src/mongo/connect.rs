@@ -321,6 +321,8 @@ impl Client {
     }
 
     pub(crate) async fn prepare(&self, feature: schema::Feature) -> Result<(), StoreError> {
+        // What `metadata` says of features may be an application's.
+        self.ensure_set_up().await?;
         if !self.is_in_use(feature).await? {
             schema::begin_to_use(self, feature).await?;
             self.note_in_use(feature);
