@@ -69,8 +69,10 @@ pub(crate) mod code {
     pub(crate) const MAX_TIME_EXPIRED: i32 = 50;
     /// An index of this name has other keys.
     pub(crate) const INDEX_KEY_SPECS_CONFLICT: i32 = 86;
-    /// The collection has too many indexes; an index of another name, or with other options, has these keys.
-    pub(crate) const INDEX_REFUSED: [i32; 3] = [67, 85, INDEX_KEY_SPECS_CONFLICT];
+    /// An index cannot be made at this time. Lock timeout, lock busy, write conflict, conflicting operation, database is being dropped,
+    /// election, snapshot unavailable, too many files open, index build aborted, index build in progress, object is busy, storage change,
+    /// temporarily unavailable, writes blocked, resources exhausted, queue full, rate limit, disk full.
+    pub(crate) const NO_INDEX_YET: [i32; 18] = [24, 46, 112, 117, 215, 216, 246, 264, 276, 285, 314, 355, 365, 371, 402, 433, 449, 14_031];
     /// A tailing cursor has fallen behind: the documents after its position were overwritten.
     pub(crate) const CAPPED_POSITION_LOST: i32 = 136;
     /// A member is no primary any more, not yet, or is shutting down.
@@ -184,9 +186,10 @@ impl StoreError {
         self.code() == Some(code::UNAUTHORIZED)
     }
 
-    /// Whether MongoDB refuses an index because of the other indexes of the collection.
+    /// Whether MongoDB refuses an index for a reason that stays: the other indexes of the collection, or its documents.
     pub(crate) fn is_index_refused(&self) -> bool {
-        self.code().is_some_and(|code| code::INDEX_REFUSED.contains(&code))
+        let is_not_yet = self.code().is_some_and(|code| code::NO_INDEX_YET.contains(&code));
+        self.is_refusal() && !self.is_unauthorized() && !self.is_temporary() && !is_not_yet
     }
 
     /// Whether a query names an index that does not exist.

@@ -113,7 +113,8 @@ impl Workers {
     /// An error of MongoDB. Some requests may have been written. The call can be repeated.
     pub async fn change(&self, change: WorkerChange, chosen: &Chosen, by: &str, dry_run: bool) -> Result<Vec<Answer>, StoreError> {
         let roster = if dry_run { self.0.roster_documents().await? } else { self.0.if_set_up(self.0.roster_documents()).await? };
-        let roster: Vec<Document> = roster.iter().filter(|worker| RegisteredWorker::read(worker).is_some()).map(|worker| lossy(worker)).collect();
+        let roster: Vec<Document> =
+            roster.iter().filter(|worker| RegisteredWorker::read(worker).is_some()).map(|worker| lossy(worker)).collect();
         let mut answers = Vec::new();
         for (worker, document) in choose(&roster, chosen) {
             let mut asked = decide(change, document);
