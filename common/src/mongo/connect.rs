@@ -192,7 +192,8 @@ impl Client {
     ///
     /// The schema (collections, validators, indexes) is not created automatically. Without it an enqueueing call fails
     /// with [`EnqueueError::NotSetUp`](crate::enqueue::EnqueueError::NotSetUp). [`Client::ensure_schema`] creates it,
-    /// and so does the start of a recruiter, cleaner or worker, and the first limit, file or message.
+    /// and so does the start of a recruiter, cleaner or worker, and the first limit, file or message. What changes or removes something finds
+    /// nothing without it.
     ///
     /// ```no_run
     /// use recruiter_common::{Client, enqueue::NewJob};

@@ -142,5 +142,11 @@ async fn workers_are_asked_while_they_live_and_not_after_a_stop() {
     assert!(!quiet(dead).await && !stop(dead).await);
     setting.set("roster", dead, doc! { "wanted": "quiet" }).await;
     assert!(!resume(dead).await);
+    // A document of an application.
+    let stranger = WorkerId::new();
+    setting.database.raw("roster").insert_one(doc! { "_id": stranger, "work_on": "the roof" }).await.unwrap();
+    assert!(!quiet(stranger).await && !stop(stranger).await);
+    setting.set("roster", stranger, doc! { "wanted": "quiet" }).await;
+    assert!(!resume(stranger).await);
     assert_eq!((setting.found("roster", other).await, wanted(other).await), (untouched, None));
 }

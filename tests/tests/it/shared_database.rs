@@ -1,6 +1,8 @@
 //! A database that an application uses as well: what the application has made is left as it is, and a prefix lets both live in it.
 //! Indexes of an operator: a warning, and everything goes on.
 
+use std::ops::ControlFlow;
+
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt;
 use mongodb::{
@@ -8,13 +10,14 @@ use mongodb::{
     options::{IndexOptions, ReadConcern},
 };
 use recruiter_common::{
-    Client, ConnectArgs, ConnectError, Graph, JobId, Limit, NewJob, OnConflict, Outcome, Pattern, StoreError, Unique,
-    control::{Change, Changed},
+    Client, ConnectArgs, ConnectError, Graph, GraphId, JobFilter, JobId, Limit, NewJob, OnConflict, Outcome, Pattern, StoreError, Unique,
+    control::{Change, Changed, Control},
     instant::Instant,
     limits::Paused,
     messages::From,
     schedules::Schedule,
     store::{Store, schema},
+    workers::{Chosen, WorkerChange},
 };
 use recruiter_tests::{
     factory::again,
@@ -83,6 +86,8 @@ async fn each_collection_of_an_application_is_refused_by_its_name_and_left_alone
         assert_eq!(foreign_in(&own.ensure_schema().await.unwrap_err()), format!("`{name}`"));
         assert_eq!(foreign_in(&Store::connect_to_ask(&connect, "test").await.unwrap_err()), format!("`{name}`"));
         NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
+        let here = database.all(name, doc! {}).await[0].get_object_id("_id").unwrap();
+        call_all(&own, Here { waiting: here.into(), archived: here.into(), graph: here.into() }).await;
         assert_eq!(everything_in(&database).await, before, "{name}");
     }
 }
@@ -136,7 +141,8 @@ async fn where_recruiter_is_new_nothing_is_adopted_because_it_looks_like_recruit
 #[tokio::test]
 async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
     let (database, own) = prepared().await;
-    let name = format!("{}/a.jpg", ObjectId::new());
+    let job = JobId::new();
+    let name = format!("{job}/a.jpg");
     let file = doc! { "_id": ObjectId::from_parts(1_000_000_000, [0; 5], [0; 3]), "filename": &name, "length": 0_i64 };
     database.raw("payloads.files").insert_one(file).await.unwrap();
     let data = bson::Binary { subtype: 0.into(), bytes: vec![1] };
@@ -145,6 +151,7 @@ async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
     let before = everything_in(&database).await;
     assert_eq!(own.prune_files(None, own.now(), 9).await.unwrap().deleted, 0);
     assert_eq!(own.prune_chunks(None, own.now(), 9).await.unwrap().deleted, 0);
+    assert!(!own.delete_file(job, "a.jpg").await.unwrap());
     own.put_file(JobId::new(), "a", "b".as_bytes()).await.unwrap_err();
     let refused = Store::connect(&ConnectArgs::to(database.uri()), "test").await.unwrap_err();
     let named = foreign_in(&refused);
@@ -154,6 +161,124 @@ async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
     let noted = doc! { "$set": { "files": true } };
     database.raw("metadata").update_one(doc! { "_id": "features" }, noted).upsert(true).await.unwrap();
     store(&database).await;
+}
+
+/// What the calls of the library are given.
+#[derive(Clone, Copy)]
+struct Here {
+    waiting: JobId,
+    archived: JobId,
+    graph: GraphId,
+}
+
+impl Default for Here {
+    fn default() -> Self {
+        Self { waiting: JobId::new(), archived: JobId::new(), graph: GraphId::new() }
+    }
+}
+
+const CALLS: usize = 29;
+
+/// One of the calls of the library that write. Returns what was called.
+async fn call(number: usize, own: &Client, here: Here) -> String {
+    let (limits, groups, pauses) = (own.limits(), own.groups(), own.pauses());
+    let (schedules, consumers, mut control) = (own.schedules(), own.consumers(), own.control(false));
+    let retry = Change::Retry { again: false, with: Box::default() };
+    let noop = || NewJob::of_class("noop", doc! {});
+    let all = async |change: Change, control: &mut Control| {
+        let filter = JobFilter::default().narrowed_to(&change).unwrap();
+        control.change_all(&change, &filter, |_, _| ControlFlow::Continue(())).await.is_ok()
+    };
+    let (name, is_ok) = match number {
+        0 => ("remove a limit", limits.remove("api").await.is_ok()),
+        1 => ("remove the limit of a group", limits.remove("@mail").await.is_ok()),
+        2 => ("most waiting of a limit", limits.set_most_waiting("api", Some(5)).await.is_ok()),
+        3 => ("most waiting of a group", groups.set_most_waiting("mail", Some(5)).await.is_ok()),
+        4 => ("no most waiting of a group", groups.set_most_waiting("mail", None).await.is_ok()),
+        5 => ("weight", groups.set_weight("mail", None).await.is_ok()),
+        6 => ("resume", pauses.resume(&Paused::Everything).await.is_ok()),
+        7 => ("pause", pauses.pause(&Paused::Class("c".into()), "ada", None).await.is_ok()),
+        8 => ("pause a schedule", schedules.pause("s", "ada", "").await.is_ok()),
+        9 => ("resume a schedule", schedules.resume("paused").await.is_ok()),
+        10 => ("run a schedule", schedules.run_now("s").await.is_ok()),
+        11 => ("remove a schedule", schedules.remove("s", None).await.is_ok()),
+        12 => ("remove a consumer group", consumers.remove("g").await.is_ok()),
+        13 => ("reset a consumer group", consumers.reset("g", From::Now).await.is_ok()),
+        14 => ("delete a file", own.delete_file(here.waiting, "a").await.is_ok()),
+        15 => ("stop all workers", own.workers().change(WorkerChange::Stop, &Chosen::All, "ada", false).await.is_ok()),
+        16 => {
+            own.announce_jobs(["mail"]).await;
+            ("announce jobs", true)
+        }
+        17 => ("cancel a job", control.change(&Change::Cancel, &[here.waiting]).await.is_ok()),
+        18 => ("retry a job", control.change(&retry, &[here.archived]).await.is_ok()),
+        19 => ("cancel all jobs", all(Change::Cancel, &mut control).await),
+        20 => ("retry a graph", control.retry_graph(here.graph).await.is_ok()),
+        21 => ("cancel a graph", control.cancel_graph(here.graph).await.is_ok()),
+        22 => ("delete a job", control.change(&Change::Delete, &[here.archived]).await.is_ok()),
+        23 => ("delete all jobs", all(Change::Delete, &mut control).await),
+        24 => ("enqueue", noop().enqueue(own).await.is_ok()),
+        25 => ("set a limit", limits.set("api", Limit::capacity(1)).await.is_ok()),
+        26 => ("write a file", own.put_file(here.waiting, "a", "b".as_bytes()).await.is_ok()),
+        27 => ("publish a message", own.publish_message("a", &doc! {}).await.is_ok()),
+        _ => ("subscribe", own.events([Pattern::new("job.*").unwrap()], None).await.is_ok()),
+    };
+    format!("{name}: {is_ok}")
+}
+
+async fn call_all(own: &Client, here: Here) {
+    for number in 0..CALLS {
+        call(number, own, here).await;
+    }
+}
+
+/// Documents that the calls would find and change.
+#[tokio::test]
+async fn no_call_of_the_library_changes_what_an_application_has_made() {
+    let here = Here::default();
+    let (past, worker) = (bson::DateTime::from_millis(5), ObjectId::new());
+    let job = doc! { "workable": { "class": "noop", "parameters": {} }, "group": "mail", "attempts": 1, "graph": here.graph };
+    let job = |more: Document| job.clone().into_iter().chain(more).collect::<Document>();
+    let waiting = job(doc! { "_id": here.waiting, "locked": false, "scheduled_at": past });
+    let ended = doc! { "start": ObjectId::new(), "started_at": past, "ended_at": past };
+    let archived = job(doc! { "_id": here.archived, "locked": false, "scheduled_at": past, "why": "gave-up", "last_execution": ended });
+    let schedule = doc! { "_id": "s", "every_ms": 60_000_i64, "job": { "class": "noop" }, "last_slot": past };
+    let paused: Document = schedule.clone().into_iter().chain(doc! { "_id": "paused", "paused": { "by": "bob" } }).collect();
+    let file = doc! { "_id": worker, "filename": format!("{}/a", here.waiting), "length": 0_i64, "chunkSize": 5, "uploadDate": past };
+    let theirs = [
+        ("scheduled", waiting),
+        ("archived", archived),
+        ("roster", doc! { "_id": worker, "work_on": "the roof", "lease_ms": 5 }),
+        ("limits", doc! { "_id": "api", "capacity": 5 }),
+        ("groups", doc! { "_id": "mail", "capacity": 5, "most_waiting": 7 }),
+        ("pauses", doc! { "_id": "everything" }),
+        ("schedulers", schedule),
+        ("schedulers", paused),
+        ("consumers", doc! { "_id": "g", "position": "5" }),
+        ("payloads.files", file),
+        ("signals", doc! { "_id": 1, "kind": "wave" }),
+        ("metadata", doc! { "_id": "features", "files": true, "messages": true }),
+    ];
+    let database = TestDatabase::new().await;
+    for (name, document) in theirs {
+        database.raw(name).insert_one(document).await.unwrap();
+    }
+    let before = everything_in(&database).await;
+    for number in 0..CALLS {
+        let own = Client::from_database(database.database().clone());
+        let called = call(number, &own, here).await;
+        assert_eq!(everything_in(&database).await, before, "{called}");
+    }
+}
+
+/// Otherwise a collection that a call makes would count as an application's.
+#[tokio::test]
+async fn a_call_of_a_client_of_an_application_makes_no_collection_or_the_schema() {
+    for number in 0..CALLS {
+        let database = TestDatabase::new().await;
+        let called = call(number, &Client::from_database(database.database().clone()), Here::default()).await;
+        Store::connect(&ConnectArgs::to(database.uri()), "test").await.map(drop).expect(&called);
+    }
 }
 
 /// A call of the library makes the schema before it writes: otherwise its own collection would count as an application's.
@@ -183,6 +308,7 @@ async fn an_enqueueing_call_refuses_what_came_after_the_schema() {
     let own = Client::from_database(database.database().clone());
     let refused = NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap_err();
     assert!(recruiter_common::telemetry::chain(&refused).contains("`signals`"), "{refused}");
+    call_all(&own, Here::default()).await;
     assert_eq!(everything_in(&database).await, before);
 }
 
@@ -338,6 +464,8 @@ async fn the_cleaner_leaves_documents_that_are_no_workers_and_names_each_once() 
     );
     NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap();
     database.until("archived", doc! {}, 1, "it is done").await;
+    let mut asked = Process::on(&database, "recruiter", &["workers", "quiet", "--all"]);
+    assert!(asked.wait_exit(SOON).await.success(), "{}", asked.stderr());
     // A dead worker of ours, which is as silent as they are.
     system.workers[0].kill();
     system.workers[0].wait_exit(SOON).await;
@@ -511,6 +639,33 @@ async fn an_index_of_an_operator_with_our_keys_keeps_nothing_from_working() {
     assert!(database.raw("scheduled").list_index_names().await.unwrap().contains(&"unique_1".to_owned()));
     // The others were made.
     assert!(database.raw("schedulers").list_index_names().await.unwrap().contains(&"schedule_revisions".to_owned()));
+}
+
+/// As that of an application, which has arrays where jobs have texts. The other indexes are made.
+#[tokio::test]
+async fn an_index_that_mongodb_refuses_for_a_document_keeps_no_process_from_starting() {
+    let (database, _) = prepared().await;
+    let indexes = [("scheduled", "gated_jobs"), ("archived", "archived_by_end")];
+    let found = async || {
+        let has =
+            async |(collection, name): (&str, &str)| database.raw(collection).list_index_names().await.unwrap().contains(&name.to_owned());
+        [has(indexes[0]).await, has(indexes[1]).await]
+    };
+    for (collection, name) in indexes {
+        database.raw(collection).drop_index(name).await.unwrap();
+    }
+    let arrays = doc! { "_id": 1, "locked": false, "gate": "api", "group": ["a", "b"], "workable": { "class": ["a", "b"] } };
+    database.raw("scheduled").insert_one(arrays).bypass_document_validation(true).await.unwrap();
+    // This one may succeed later, so the process is to be started again.
+    let aborted = FailPoint::new("test", &["createIndexes"]).namespace(database.name(), "scheduled").times(1).error_code(276);
+    let armed = aborted.arm(database.uri()).await;
+    Store::connect(&ConnectArgs::to(database.uri()), "test").await.map(drop).unwrap_err();
+    assert_eq!((armed.struck().await, found().await), (1, [false, false]));
+    drop(store(&database).await);
+    assert_eq!(found().await, [false, true]);
+    database.raw("scheduled").delete_one(doc! { "_id": 1 }).await.unwrap();
+    drop(store(&database).await);
+    assert_eq!(found().await, [true, true]);
 }
 
 #[tokio::test]
