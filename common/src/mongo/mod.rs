@@ -241,7 +241,7 @@ impl Client {
     /// # Errors
     /// When MongoDB refuses or cannot be reached.
     pub async fn drop_outdated_indexes(&self) -> Result<(), StoreError> {
-        schema::drop_outdated_indexes(self).await
+        self.if_set_up(schema::drop_outdated_indexes(self)).await
     }
 
     /// Runs a raw write command. Returns the number of matching documents. The driver does not retry the command, so the caller must
