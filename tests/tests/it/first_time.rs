@@ -86,6 +86,12 @@ async fn each_command_publishes_its_events_before_it_ends() {
     let schedules = file("schedules.toml", "namespace = \"n\"\n[schedules.s]\nevery = \"1d\"\njob = { class = \"run\" }\n");
     let id = JobId::new().to_string();
     let mut events = store.events([Pattern::everything()], None).await.unwrap();
+    // Nothing is told of a limit that is not there.
+    assert!(!store.limits().remove("printer").await.unwrap());
+    store.limits().set_most_waiting("printer", Some(5)).await.unwrap_err();
+    store.groups().set_weight("mail", Some(1.0)).await.unwrap();
+    let first = events.next().await;
+    assert!(matches!(&first, Received::Event(event) if event.topic == "group.changed"), "{first:?}");
     for (args, topic) in [
         (&["pause", "group:x"][..], "pause.added"),
         (&["resume", "group:x"], "pause.removed"),
