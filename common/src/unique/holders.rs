@@ -337,10 +337,13 @@ fn filter_of_keys(field: &str, keys: &[&str]) -> Document {
     }
 }
 
-/// The successor is due at once, or at the date that it was enqueued with.
+/// The successor is due at once, or at the date that it was enqueued with. The validator accepts every `due_after` that is a date, but no
+/// `scheduled_at` beyond the latest one.
 fn release() -> Vec<Document> {
+    let latest = bson::DateTime::from_millis(*DUE_MS.end());
+    let due = doc! { "$min": [{ "$max": ["$due_after", "$$NOW"] }, latest] };
     vec![
-        doc! { "$set": { UNIQUE: format!("${UNIQUE_AFTER}"), "scheduled_at": { "$max": ["$due_after", "$$NOW"] } } },
+        doc! { "$set": { UNIQUE: format!("${UNIQUE_AFTER}"), "scheduled_at": due } },
         doc! { "$unset": [UNIQUE_AFTER, "due_after"] },
     ]
 }

@@ -82,14 +82,16 @@ async fn a_successor_is_released_by_the_end_of_its_key() {
     assert_eq!(setting.store.release_orphaned_successors().await.unwrap(), 1);
     assert!(due(ours).await && !due(other).await && !due(running).await);
     assert_eq!(setting.scheduled(ours).await.get_str("unique").unwrap(), "ours");
-    // In a caller's transaction.
-    let [mine, locked] = setting.jobs().await;
-    for id in [mine, locked] {
+    // In a caller's transaction. A `due_after` beyond the latest date, or that is no date, is no reason to refuse the end.
+    let [mine, locked, beyond, no_date] = setting.jobs().await;
+    for id in [mine, locked, beyond, no_date] {
         setting.set("scheduled", id, doc! { "scheduled_at": end_of_time }).await;
     }
     setting.set("scheduled", mine, doc! { "unique_after": "m" }).await;
     setting.set("scheduled", locked, doc! { "unique_after": "l", "locked": true }).await;
-    for key in ["l", "m"] {
+    setting.set("scheduled", beyond, doc! { "unique_after": "b", "due_after": bson::DateTime::MAX }).await;
+    setting.set("scheduled", no_date, doc! { "unique_after": "n", "due_after": Bson::MaxKey }).await;
+    for key in ["l", "b", "n", "m"] {
         let [id] = setting.jobs().await;
         setting.set("scheduled", id, doc! { "unique": key }).await;
         let [held] = setting.start(WorkerId::new(), [id]).await;
@@ -100,6 +102,10 @@ async fn a_successor_is_released_by_the_end_of_its_key() {
         assert_eq!((due(mine).await, due(locked).await), (key == "m", false));
     }
     assert!(setting.found("scheduled", held).await.is_some());
+    for (id, key) in [(beyond, "b"), (no_date, "n")] {
+        let released = setting.scheduled(id).await;
+        assert_eq!((released.get_str("unique").unwrap(), released.get_datetime("scheduled_at").unwrap()), (key, &end_of_time));
+    }
 }
 
 /// A job that ended without a start gives back its key; a job that has run keeps it for the period.

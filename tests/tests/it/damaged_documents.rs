@@ -362,7 +362,7 @@ async fn a_line_with_a_control_character_halts_and_a_refused_pause_locks_no_job(
     system.stop().await;
 }
 
-/// A job that waits for the end of another one, and cannot be changed: its successor's release is refused for ever.
+/// A validator that is not Recruiter's refuses the release of one successor. One whose date is beyond the latest is due at the latest.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_successor_that_cannot_be_released_stops_no_other() {
     let (database, store) = prepared().await;
@@ -373,9 +373,11 @@ async fn a_successor_that_cannot_be_released_stops_no_other() {
         job.extend(doc! { "unique_after": after, "scheduled_at": far, "due_after": due_after });
         job
     };
-    let (bad, good) = (successor("a", bson::DateTime::MAX), successor("b", bson::DateTime::now()));
-    let id = JobId::from(good.get_object_id("_id").unwrap());
-    database.raw("scheduled").insert_many([bad, good]).await.unwrap();
-    assert_eq!(store.release_orphaned_successors().await.unwrap(), 1);
-    assert_eq!(database.count("scheduled", doc! { "_id": id, "unique": "b" }).await, 1);
+    let now = bson::DateTime::now();
+    database.raw("scheduled").insert_many([successor("a", now), successor("b", now), successor("c", bson::DateTime::MAX)]).await.unwrap();
+    let refusing = doc! { "collMod": "scheduled", "validator": { "unique": { "$ne": "a" }, "scheduled_at": { "$lte": far } } };
+    database.database().run_command(refusing).await.unwrap();
+    assert_eq!(store.release_orphaned_successors().await.unwrap(), 2);
+    assert_eq!(database.count("scheduled", doc! { "unique": "b", "scheduled_at": { "$lt": far } }).await, 1);
+    assert_eq!(database.count("scheduled", doc! { "unique": "c", "scheduled_at": far }).await, 1);
 }
