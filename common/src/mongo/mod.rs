@@ -9,6 +9,7 @@
 //! | `schema` | collections, validators, indexes, and which collections are ours |
 //! | `session`, `batch` | transactions; batches |
 //! | `readable` | documents with invalid texts |
+//! | `update` | updates of fields that may have any type |
 //! | `channel` | the capped collections of hints |
 //! | `parts` | what other rooms keep with a connection |
 //! | `error` | errors |
@@ -38,6 +39,7 @@ pub(crate) mod parts;
 pub(crate) mod readable;
 pub mod schema;
 pub(crate) mod session;
+pub(crate) mod update;
 pub(crate) mod uri;
 
 use std::{

@@ -13,7 +13,11 @@ use mongodb::options::ReadConcern;
 use super::KEPT_RUNS;
 use crate::{
     base::{Instant, JobId},
-    mongo::{CommitSession, Readable, SCHEDULE_REVISIONS, Store, StoreError, call, commit, id_of, readable, write_in},
+    mongo::{
+        CommitSession, Readable, SCHEDULE_REVISIONS, Store, StoreError, call, commit, id_of, readable,
+        update::{increased, literally},
+        write_in,
+    },
 };
 
 /// The handling of the slots of one schedule up to an instant.
@@ -84,12 +88,12 @@ impl Store {
         }
     }
 
-    /// Changes the definition of a schedule.
+    /// Changes these fields of a schedule, and removes those that are null here.
     ///
     /// Filter: name, and the revision as it was read. Index: `_id`. Invariant: none; two people who change it do not mix their changes.
     /// Loses when another process or an operator has changed the schedule.
-    pub async fn change_schedule_if_unchanged(&self, name: &str, revision: Option<Bson>, update: Document) -> Result<bool, StoreError> {
-        let (schedulers, as_read) = (self.schedulers.clone(), doc! { "_id": name, "revision": revision });
+    pub async fn change_schedule_if_unchanged(&self, name: &str, revision: Option<Bson>, fields: Document) -> Result<bool, StoreError> {
+        let (schedulers, as_read, update) = (self.schedulers.clone(), doc! { "_id": name, "revision": revision }, changed(fields));
         let changed = call("change_schedule_if_unchanged", async move { schedulers.update_one(as_read, update).await }).await?;
         Ok(changed.matched_count == 1)
     }
@@ -159,7 +163,7 @@ impl Store {
     /// Filter: name. Index: `_id`. Invariant: none, the history is for people, and for `overlap: "skip"`.
     pub async fn add_run(&self, name: &str, run: Document) -> Result<(), StoreError> {
         let (schedulers, it) = (self.schedulers.clone(), doc! { "_id": name });
-        let update = doc! { "$push": { "runs": newest(&[run]) } };
+        let update = vec![doc! { "$set": { "runs": with_runs(&[run]) } }];
         call("add_run", async move { schedulers.update_one(it, update).await }).await.map(drop)
     }
 
@@ -169,7 +173,7 @@ impl Store {
     /// Loses when it is paused, or is not there.
     pub async fn pause_schedule_if_running(&self, name: &str, pause: Document) -> Result<bool, StoreError> {
         let (schedulers, running) = (self.schedulers.clone(), doc! { "_id": name, "paused": null });
-        let update = doc! { "$set": { "paused": pause, "next_run": null }, "$inc": { "revision": 1_i64 } };
+        let update = changed(doc! { "paused": pause, "next_run": null });
         Ok(call("pause_schedule_if_running", async move { schedulers.update_one(running, update).await }).await?.matched_count == 1)
     }
 
@@ -177,9 +181,10 @@ impl Store {
     ///
     /// Filter: name, paused. Index: `_id`. Invariant: none.
     /// Loses when it is not paused, or is not there.
-    pub async fn resume_schedule_if_paused(&self, name: &str, counting: Document) -> Result<bool, StoreError> {
+    pub async fn resume_schedule_if_paused(&self, name: &str, mut counting: Document) -> Result<bool, StoreError> {
         let (schedulers, paused) = (self.schedulers.clone(), doc! { "_id": name, "paused": { "$ne": null } });
-        let update = doc! { "$set": counting, "$unset": { "paused": "" }, "$inc": { "revision": 1_i64 } };
+        counting.insert("paused", Bson::Null);
+        let update = changed(counting);
         Ok(call("resume_schedule_if_paused", async move { schedulers.update_one(paused, update).await }).await?.matched_count == 1)
     }
 
@@ -201,19 +206,29 @@ fn statement_of(advance: &Advance) -> Document {
     doc! { "q": as_read, "u": update_of(advance) }
 }
 
-fn update_of(advance: &Advance) -> Document {
-    let skipped = [("skipped.overlap", advance.overlap), ("skipped.missed", advance.missed)];
-    let skipped = skipped.into_iter().filter(|(_, count)| *count > 0).map(|(why, count)| (why.to_owned(), count.into()));
-    let skipped: Document = skipped.collect();
-    let mut update = doc! { "$set": { "last_slot": advance.through, "next_run": advance.next_run }, "$inc": skipped };
-    if !advance.runs.is_empty() {
-        update.insert("$push", doc! { "runs": newest(&advance.runs) });
+fn update_of(advance: &Advance) -> Vec<Document> {
+    let mut set = doc! { "last_slot": advance.through, "next_run": advance.next_run };
+    for (count, by) in [("skipped.overlap", advance.overlap), ("skipped.missed", advance.missed)] {
+        if by > 0 {
+            set.insert(count, increased(count, by));
+        }
     }
-    update
+    if !advance.runs.is_empty() {
+        set.insert("runs", with_runs(&advance.runs));
+    }
+    vec![doc! { "$set": set }]
 }
 
-/// Adds runs to the history and drops the oldest ones.
-fn newest(runs: &[Document]) -> Document {
+/// The update that sets these fields, and removes those that are null here. The revision is one more.
+fn changed(fields: Document) -> Vec<Document> {
+    let mut set = literally(fields);
+    set.insert("revision", increased("revision", 1));
+    vec![doc! { "$set": set }]
+}
+
+/// The history with these runs and without its oldest ones.
+fn with_runs(runs: &[Document]) -> Document {
     let kept = i32::try_from(KEPT_RUNS).unwrap_or(i32::MAX);
-    doc! { "$each": &runs[runs.len().saturating_sub(KEPT_RUNS)..], "$slice": -kept }
+    let before = doc! { "$cond": [{ "$isArray": "$runs" }, "$runs", []] };
+    doc! { "$slice": [{ "$concatArrays": [before, { "$literal": runs }] }, -kept] }
 }

@@ -69,8 +69,7 @@ async fn a_schedule_is_changed_as_it_was_read() {
     assert!(!store.insert_schedule("a", doc! { "every_ms": 1_000, "job": { "class": "y" } }).await.unwrap());
     let b = setting.found("schedulers", "b").await;
     let change = async |revision: i64| {
-        let update = doc! { "$set": { "every_ms": 5_000 }, "$inc": { "revision": 1_i64 } };
-        store.change_schedule_if_unchanged("a", Some(revision.into()), update).await.unwrap()
+        store.change_schedule_if_unchanged("a", Some(revision.into()), doc! { "every_ms": 5_000 }).await.unwrap()
     };
     assert!(change(1).await && !change(1).await && change(2).await);
     let pause = async |by: &str| store.pause_schedule_if_running("a", doc! { "by": by }).await.unwrap();
@@ -86,6 +85,44 @@ async fn a_schedule_is_changed_as_it_was_read() {
     assert_eq!(setting.found("schedulers", "b").await, b, "it is another one");
     assert!(!store.remove_schedule("b", Some("other")).await.unwrap() && !store.remove_schedule("a", Some("shop")).await.unwrap());
     assert!(store.remove_schedule("b", Some("shop")).await.unwrap() && store.remove_schedule("a", None).await.unwrap());
+}
+
+/// Null, and the largest numbers, are valid. What was written past the validator is no reason either not to advance it.
+#[tokio::test]
+async fn a_schedule_with_odd_counts_is_advanced_and_changed() {
+    let setting = Setting::new().await;
+    let store = &setting.store;
+    let [first, second, third] = [1_000, 2_000, 3_000].map(|ms| in_ms(store, ms));
+    for (odd, overlap, revision) in [
+        (doc! { "runs": null, "skipped": null, "revision": null }, 2_i64, 3_i64),
+        (doc! { "skipped": { "overlap": i64::MAX, "missed": "many" }, "revision": i64::MAX }, i64::MAX, i64::MAX),
+        (doc! { "runs": "none", "skipped": "none", "paused": "$no", "revision": "none" }, 2, 3),
+    ] {
+        setting.schedule("odd", doc! { "last_slot": date(first) }).await;
+        setting.set("schedulers", "odd", odd.clone()).await;
+        let mut missed = advance("odd", Some(second), third);
+        missed.missed = 5;
+        assert!(store.advance_schedules(&[advance("odd", Some(first), second)]).await.unwrap(), "{odd}");
+        assert!(store.advance_schedules(&[missed]).await.unwrap(), "{odd}");
+        store.add_run("odd", doc! { "job": JobId::new(), "at": date(store.now()) }).await.unwrap();
+        let advanced = setting.found("schedulers", "odd").await.unwrap();
+        assert_eq!(advanced.get_array("runs").unwrap().len(), 3, "{advanced}");
+        assert_eq!(advanced.get_document("skipped").unwrap(), &doc! { "overlap": overlap, "missed": 5_i64 });
+        if odd.contains_key("paused") {
+            assert!(store.resume_schedule_if_paused("odd", doc! {}).await.unwrap());
+        }
+        let job = doc! { "class": "$x", "parameters": { "$a.b": "$c" } };
+        let change = doc! { "job": job.clone(), "every_ms": null, "cron": "@daily" };
+        let read = setting.found("schedulers", "odd").await.unwrap().get("revision").cloned();
+        assert!(store.change_schedule_if_unchanged("odd", read, change).await.unwrap(), "{odd}");
+        assert!(store.pause_schedule_if_running("odd", doc! { "by": "$me" }).await.unwrap(), "{odd}");
+        assert!(store.resume_schedule_if_paused("odd", doc! { "last_slot": date(third) }).await.unwrap(), "{odd}");
+        let changed = setting.found("schedulers", "odd").await.unwrap();
+        assert!(!["every_ms", "paused", "next_run"].iter().any(|field| changed.contains_key(*field)), "{changed}");
+        assert_eq!((changed.get_document("job").unwrap(), changed.get_str("cron").unwrap()), (&job, "@daily"));
+        assert_eq!(changed.get_i64("revision").unwrap(), revision + i64::from(odd.contains_key("paused")), "{odd}");
+        assert!(store.remove_schedule("odd", None).await.unwrap());
+    }
 }
 
 #[tokio::test]
