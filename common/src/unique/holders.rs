@@ -25,7 +25,10 @@ use crate::{
     job::settings::IN_JOBS,
     mongo::{
         CommitSession, Feature, Readable, Store, StoreError, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, call, commit, error::code, id_of,
-        met_by, never_started, readable, readable::is_first, write_in,
+        met_by, never_started, readable,
+        readable::is_first,
+        update::{increased, literally},
+        write_in,
     },
 };
 
@@ -78,12 +81,14 @@ fn postponed(new: &Document, at_most: TimeDelta) -> Document {
 }
 
 /// The update that gives a waiting job the content of a new one.
-fn replacement(new: &Document) -> Document {
-    let mut set = new.clone();
-    KEPT.iter().for_each(|field| drop(set.remove(field)));
+fn replacement(new: &Document) -> Vec<Document> {
     let fields = OPTIONAL.into_iter().chain(IN_JOBS.keys().map(String::as_str));
-    let unset: Document = fields.filter(|field| !new.contains_key(field)).map(|field| (field.to_owned(), "".into())).collect();
-    doc! { "$set": set, "$unset": unset, "$inc": { "replaced": 1 } }
+    let mut content: Document = fields.map(|field| (field.to_owned(), Bson::Null)).collect();
+    content.extend(new.clone());
+    KEPT.iter().for_each(|field| drop(content.remove(field)));
+    let mut set = literally(content);
+    set.insert("replaced", increased("replaced", 1));
+    vec![doc! { "$set": set }]
 }
 
 /// The update that gives a waiting job the later date of a new one, and the expiry that belongs to the date.
@@ -174,10 +179,10 @@ impl Store {
         operation: &'static str,
         session: Option<&mut ClientSession>,
         holder: JobId,
-        update: impl Into<Bson>,
+        update: Vec<Document>,
     ) -> Result<bool, StoreError> {
         let unstarted = doc! { "_id": holder, "locked": false, "attempts": never_started() };
-        let mut command = doc! { "update": self.scheduled.name(), "updates": [{ "q": unstarted, "u": update.into() }] };
+        let mut command = doc! { "update": self.scheduled.name(), "updates": [{ "q": unstarted, "u": update }] };
         let Some(session) = session else {
             command.insert("writeConcern", doc! { "w": "majority", "j": true });
             return Ok(self.write(operation, command).await? == 1);

@@ -19,7 +19,7 @@ async fn only_a_job_that_has_never_started_is_replaced() {
         (doc! { "locked": true, "attempts": 0 }, Outcome::AlreadyStarted),
         (doc! { "locked": false, "attempts": 1 }, Outcome::AlreadyStarted),
         (doc! { "locked": false, "attempts": 0 }, Outcome::Replaced),
-        (doc! { "attempts": Bson::Null }, Outcome::Replaced),
+        (doc! { "attempts": Bson::Null, "replaced": Bson::Null }, Outcome::Replaced),
     ] {
         setting.set("scheduled", id, change.clone()).await;
         let enqueued = keyed(unique()).enqueue(&setting.store).await.unwrap();
