@@ -10,7 +10,7 @@ use bson::{Bson, Document, RawDocumentBuf, doc};
 
 use crate::{
     base::{Instant, LeaseTerm, WorkerId, integer},
-    mongo::{Store, StoreError, call, readable},
+    mongo::{Store, StoreError, call, readable, update::increased},
     roster::term_in,
 };
 
@@ -133,9 +133,7 @@ impl Store {
         let metadata = self.metadata.clone();
         let filter = doc! { "_id": LEASE, "holder": lease.holder, "term": lease.term, "released": false };
         let renewed = call("renew_if_held", async move {
-            // `$inc` fails for ever on a field that was given another type by hand.
-            let renewals = doc! { "$cond": [{ "$isNumber": "$renewals" }, "$renewals", 0_i64] };
-            let renewal = doc! { "$set": { "renewals": { "$add": [renewals, 1_i64] }, "renewed_at": "$$NOW" } };
+            let renewal = doc! { "$set": { "renewals": increased("renewals", 1), "renewed_at": "$$NOW" } };
             metadata.update_one(filter, vec![renewal]).await
         })
         .await?;

@@ -25,7 +25,7 @@ use mongodb::{
 use crate::{
     base::{Instant, JobId, LeaseTerm, RoundId, Uptime, WorkerId, integer},
     limits::cells::any_cell,
-    mongo::{Channel, Store, StoreError, any_worker, call, schema},
+    mongo::{Channel, Store, StoreError, any_worker, call, schema, update::increased},
     roster,
     roster::{AvailableWorker, ClassSlots, Offered, ProcessIdentity, RegisteredWorker, Request, WorkOn},
 };
@@ -158,9 +158,7 @@ impl Store {
         let (metadata, roster) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.roster.clone());
         let registered = call("join_channel", async move { roster.estimated_document_count().await }).await?;
         let channels = (i64::try_from(registered).unwrap_or(i64::MAX) / WORKERS_PER_CHANNEL + 1).min(CHANNELS);
-        // `$inc` fails on a field that was given another type by hand, and no worker could register.
-        let before = doc! { "$cond": [{ "$isNumber": "$workers" }, "$workers", 0_i64] };
-        let one_more = vec![doc! { "$set": { "workers": { "$add": [before, 1_i64] } } }];
+        let one_more = vec![doc! { "$set": { "workers": increased("workers", 1) } }];
         let counted = call("join_channel", async move {
             metadata
                 .find_one_and_update(doc! { "_id": "channels" }, one_more)
@@ -523,9 +521,7 @@ impl Store {
     /// Filter: id. Update: a counter plus one. Index: `_id`. Invariant: I10, a write that MongoDB delays is not silence
     /// of a worker.
     pub async fn acknowledges_writes(&self, within: Duration) -> Result<bool, StoreError> {
-        // As in `join_channel`: with `$inc`, no silent worker would be retired.
-        let before = doc! { "$cond": [{ "$isNumber": "$looks" }, "$looks", 0_i64] };
-        let one_more = vec![doc! { "$set": { "looks": { "$add": [before, 1_i64] } } }];
+        let one_more = vec![doc! { "$set": { "looks": increased("looks", 1) } }];
         let command = doc! {
             "update": self.metadata.name(),
             "updates": [{ "q": { "_id": "cleaners" }, "u": one_more, "upsert": true }],
