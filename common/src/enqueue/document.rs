@@ -1,7 +1,5 @@
 //! The document of a new job: every setting is validated before anything is sent.
 
-use std::time::Duration;
-
 use bson::{Bson, Document, doc};
 
 use super::{
@@ -10,7 +8,7 @@ use super::{
     waiting::make_wait,
 };
 use crate::{
-    base::{DUE_MS, Instant, JobId, check_name, check_traceparent, check_trimmed_name, of_bson},
+    base::{DUE_MS, Instant, JobId, check_name, check_traceparent, check_trimmed_name, instant::later, of_bson},
     job::{Job, LONGEST_GATE, MOST_ITEMS, Settings},
     limits::{InvalidSetting, check_resource, check_stored_resource},
     mongo::LARGEST_WORKABLE,
@@ -116,24 +114,25 @@ impl NewJob {
 
     /// When it is due, and when it expires.
     fn dates(&self, now: Instant) -> Result<(Instant, Option<Instant>), EnqueueError> {
-        let later = |delay: Duration| chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
         let is_date = |at: &Instant| DUE_MS.contains(&at.timestamp_millis());
         let at = match self.scheduled {
-            Scheduled::Now => Some(now),
-            Scheduled::At(at) => Some(at),
-            Scheduled::After(delay) => later(delay),
+            Scheduled::Now => now,
+            Scheduled::At(at) => at,
+            Scheduled::After(delay) => later(now, delay),
         };
-        let at = at.filter(is_date).ok_or(EnqueueError::Date)?;
         let expires_at = match self.expires {
-            None => return Ok((at, None)),
+            None => None,
             Some(Expires::At(at)) => Some(at),
-            Some(Expires::After(time)) => later(time),
+            Some(Expires::After(time)) => Some(later(now, time)),
         };
-        let expires_at = expires_at.filter(is_date).ok_or(EnqueueError::ExpiryDate)?;
-        if expires_at.timestamp_millis() <= at.timestamp_millis() {
-            return Err(EnqueueError::ExpiresTooEarly);
+        if !is_date(&at) {
+            return Err(EnqueueError::Date);
         }
-        Ok((at, Some(expires_at)))
+        match &expires_at {
+            Some(expiry) if !is_date(expiry) => Err(EnqueueError::ExpiryDate),
+            Some(expiry) if expiry.timestamp_millis() <= at.timestamp_millis() => Err(EnqueueError::ExpiresTooEarly),
+            _ => Ok((at, expires_at)),
+        }
     }
 }
 
@@ -171,6 +170,8 @@ fn workable(class: &str, given: Given) -> Result<Document, EnqueueError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde::Serialize;
 
     use super::*;
@@ -234,7 +235,11 @@ mod tests {
         for ms in [DUE_MS.start() - 1, DUE_MS.end() + 1] {
             assert!(at(ms).is_err_and(|error| error.contains("years 1 to 9999")));
         }
-        assert!(check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).is_err_and(|error| error.contains("years 1 to 9999")));
+        let latest = Bson::from(bson::DateTime::from_millis(*DUE_MS.end()));
+        let late = check(NewJob::of_class("a", doc! {}).after(Duration::MAX)).expect("a delay beyond the latest date");
+        assert_eq!(late.get("scheduled_at"), Some(&latest));
+        let kept = check(NewJob::of_class("a", doc! {}).expires_after(Duration::MAX)).expect("an expiry beyond it");
+        assert_eq!(kept.get("expires_at"), Some(&latest));
     }
 
     #[test]

@@ -42,13 +42,13 @@ pub enum EnqueueError {
     #[error("the priority of a job is a number from 0 to 9, not {number}")]
     Priority { number: i64 },
     /// A date that some programming languages cannot read.
-    #[error("the job would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
+    #[error("the job would be due outside of the years 1 to 9999: give another date")]
     Date,
     /// The job would expire before it is due.
     #[error("the job would expire before it is due: let it expire later, or be due earlier")]
     ExpiresTooEarly,
     /// An expiry that some programming languages cannot read.
-    #[error("the job would expire outside of the years 1 to 9999: give an earlier date or a shorter time")]
+    #[error("the job would expire outside of the years 1 to 9999: give another date")]
     ExpiryDate,
     /// The job cannot be unique in this way.
     #[error("a `{class}` job cannot be unique: {problem}")]

@@ -132,7 +132,7 @@ impl NewJob {
         self
     }
 
-    /// Sets how long after it is enqueued the job is due.
+    /// Sets how long after it is enqueued the job is due, at most until the end of the year 9999.
     pub fn after(mut self, delay: Duration) -> Self {
         self.scheduled = Scheduled::After(delay);
         self
@@ -246,8 +246,8 @@ impl NewJob {
         self
     }
 
-    /// Sets how long after it is enqueued the job expires. A job that has not started by then is archived as `expired`. It must be longer
-    /// than the delay of the job.
+    /// Sets how long after it is enqueued the job expires, at most until the end of the year 9999. A job that has not started by then is
+    /// archived as `expired`. It must be longer than the delay of the job.
     pub fn expires_after(mut self, time: Duration) -> Self {
         self.expires = Some(Expires::After(time));
         self
