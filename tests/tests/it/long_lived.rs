@@ -349,7 +349,8 @@ async fn the_client_does_what_its_documentation_says(setting: &Setting) {
     assert!(last.get_str("trace").unwrap().contains("app."), "{last}");
     let waits = setting.enqueue("waits", doc! {}).await;
     assert_eq!(end_of(&setting.cancel(waits).await).0, "cancelled");
-    let at = bson::DateTime::from_millis(1_767_323_045_678);
+    // The worker writes the fraction of a second as `.67`.
+    let at = bson::DateTime::from_millis(1_767_323_045_670);
     let values = setting.run("values", doc! { "n": 1_234_567_890_123_456_789_i64, "at": at }).await;
     let result = values.get_document("result").unwrap();
     assert_eq!(result, &doc! { "n": 1_234_567_890_123_456_789_i64, "at": at, "text": "1234567890123456789 2026" });
@@ -457,6 +458,15 @@ fn a_client_that_is_used_wrongly_says_what_to_do() {
         by_hand,
     );
     assert_eq!(tested, "[{'progress': {'percent': 7}}]\n");
+    let dates = "from recruiter_jobs import _decoded, _iso
+for text in ['05Z', '05.6Z', '05.67Z', '05.678Z', '05.123456789+01:00']:
+    text = '2026-01-02T03:04:' + text
+    assert len(_iso(text)) == (25 if text.endswith(':05Z') else 32), _iso(text)
+    print(_decoded({'$date': text}).isoformat()[17:])
+print(_iso('.6Z'), [_decoded({'$date': odd}) for odd in [None, [], 'x.6']])";
+    let read = "05+00:00\n05.600000+00:00\n05.670000+00:00\n05.678000+00:00\n05.123456+00:00\n";
+    let odd = "[{'$date': None}, {'$date': []}, {'$date': 'x.6'}]";
+    assert_eq!(said("python", dates, by_hand), format!("{read}.600000+00:00 {odd}\n"));
     let tested = said(
         "node",
         "const j = require('.').Job.forTests({ lastCheckpoint: 7 }); j.progress(j.lastCheckpoint); console.log(JSON.stringify(j.reported))",

@@ -29,6 +29,7 @@ import inspect
 import json
 import math
 import os
+import re
 import select
 import sys
 import threading
@@ -256,8 +257,13 @@ def _decoded(value: Dict[str, Any]) -> Any:
                 date = value["$date"]
                 if isinstance(date, int):
                     return _EPOCH + timedelta(milliseconds=date)
-                return datetime.fromisoformat(date.replace("Z", "+00:00")).astimezone(timezone.utc)
+                return datetime.fromisoformat(_iso(date)).astimezone(timezone.utc)
     return value
+
+
+def _iso(date: str) -> str:
+    """The text of a date for `fromisoformat`, which reads no `Z` and only three or six digits of a fraction before Python 3.11."""
+    return re.sub(r"\.(\d{1,6})\d*", lambda fraction: f".{fraction[1]:0<6}", date).replace("Z", "+00:00")
 
 
 def _encode(value: Any) -> str:
