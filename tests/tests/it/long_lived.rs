@@ -282,11 +282,10 @@ impl Setting {
     fn worker(&self, command: &str, text: &str, file: &str, classes: &[&str], more: &str, flags: &[&str]) -> Process {
         fs::write(self.directory.path().join(file), text).unwrap();
         let python = Self::clients().join("python");
+        // Another test compares the files of the clients.
+        let env = format!("PYTHONPATH = '{}', PYTHONDONTWRITEBYTECODE = '1'", python.display());
         let tables = classes.iter().map(|class| {
-            format!(
-                "[workables.{class}]\ncommand = [\"{command}\", \"{file}\"]\nmode = \"long-lived\"\n{more}\nenv = {{ PYTHONPATH = '{}' }}\n",
-                python.display()
-            )
+            format!("[workables.{class}]\ncommand = [\"{command}\", \"{file}\"]\nmode = \"long-lived\"\n{more}\nenv = {{ {env} }}\n")
         });
         let config = self.directory.path().join("workables.toml");
         fs::write(&config, tables.collect::<String>()).unwrap();
