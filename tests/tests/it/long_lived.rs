@@ -415,6 +415,8 @@ async fn the_node_client_does_what_its_documentation_says() {
     let modules = setting.directory.path().join("node_modules");
     fs::create_dir(&modules).unwrap();
     std::os::unix::fs::symlink(Setting::clients().join("node"), modules.join("recruiter-jobs")).unwrap();
+    let client = fs::read_to_string(Setting::clients().join("node/index.js")).unwrap();
+    assert!(!client.contains("readline"), "for which U+2028 in a text ends a line in some releases of Node");
     let worker = setting.worker(node().to_str().unwrap(), NODE, "app.js", &CLASSES, "", &[]);
     the_client_does_what_its_documentation_says(&setting).await;
     for kind in ["symbol", "bigint"] {
