@@ -249,6 +249,12 @@ mod tests {
         assert_eq!(number().map(drop).or_give_up("NoNumber"), Err(NotDone::give_up("NoNumber", "invalid digit found in string")));
     }
 
+    #[test]
+    fn a_result_that_would_be_rounded_is_given_up() {
+        let given_up = Done::with(u64::MAX).expect_err("it has more than 64 bits with a sign");
+        assert!(matches!(&given_up, NotDone::GiveUp(why) if why.class == "result" && why.message.contains("18446744073709551615")));
+    }
+
     #[cfg(feature = "process")]
     #[test]
     fn an_anyhow_error_keeps_its_causes() {

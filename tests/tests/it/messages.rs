@@ -99,6 +99,7 @@ async fn what_is_not_possible_is_refused() {
         assert!(matches!(store.publish_message(topic, &doc! {}).await, Err(PublishError::Topic(_))), "{topic:?}");
     }
     assert!(matches!(store.publish_message("a", &7).await, Err(PublishError::Body { .. })));
+    assert!(matches!(store.publish_message("a", &BTreeMap::from([("n", u64::MAX)])).await, Err(PublishError::Body { .. })));
     let large = doc! { "x": "x".repeat(1024 * 1024) };
     assert!(matches!(store.publish_messages([("a", doc! {}), ("a", large)]).await, Err(PublishError::TooLarge { .. })));
     assert_eq!(database.count("messages", doc! {}).await, 0, "nothing was published");

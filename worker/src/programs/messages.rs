@@ -271,6 +271,7 @@ mod tests {
             "progress: 1/",
             "checkpoint: {",
             "checkpoint: {\"$oid\": 5}",
+            "checkpoint: 9223372036854775808",
             "extend: soon",
             "error-class: a\tb",
             "retry-after: -soon",

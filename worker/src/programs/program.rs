@@ -568,7 +568,8 @@ pub(crate) mod tests {
         );
         assert_eq!(result("echo '[1, \"two\"]'").await, Some(vec![Bson::from(1), "two".into()].into()));
         assert_eq!(result(r#"printf '%s' '{"a": "caf\udce9"}'"#).await, Some(doc! { "a": "caf\u{fffd}" }.into()));
-        for text in ["007", "true", "null", "\"x\"", "{a}", "[1", "{} {}", "{\"$oid\": 5}"] {
+        let inexact = "{\"id\": 18446744073709551615}";
+        for text in ["007", "true", "null", "\"x\"", "{a}", "[1", "{} {}", "{\"$oid\": 5}", inexact] {
             assert_eq!(result(&format!("echo '{text}'")).await, Some(text.into()), "{text}");
         }
         let deep = format!("{}{}", "[".repeat(5_000), "]".repeat(5_000));

@@ -251,6 +251,7 @@ mod tests {
             (r#"{"id": 1, "progress": {"done": -1, "of": 2}}"#, "ignored `progress`: a count is not negative: {\"done\": -1, \"of\": 2}"),
             (r#"{"id": 1, "extend_ms": [1]}"#, "ignored `extend_ms`: it is not a number: [1]"),
             (r#"{"id": 1, "checkpoint": {"$oid": 5}}"#, "ignored `checkpoint`: it cannot be stored"),
+            (r#"{"id": 1, "checkpoint": [9223372036854775808]}"#, "ignored `checkpoint`: it cannot be stored: `0`: 9223372036854775808 "),
             (r#"{"id": 1, "checkpoint": undefined}"#, "ignored `checkpoint`: expected value"),
         ] {
             let (answer, job) = said(line);
