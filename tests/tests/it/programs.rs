@@ -218,7 +218,7 @@ async fn a_worker_runs_no_more_programs_than_its_files_are_enough_for() {
     let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let config = workables(directory.path(), "[workables.nap]\ncommand = [\"sleep\", \"0.2\"]\n");
     let _recruiter = recruiter(&database);
-    let worker = worker_by("ulimit -n 200; exec \"$@\"", &database, &["--config", &config, "--concurrency", "120"]);
+    let worker = worker_by("ulimit -n 200; exec \"$@\"", &database, &["--config", &config, "--concurrency", "120", "--grace", "100ms"]);
     enqueue(&database, "nap", 100).await;
     for job in until_archived(&database, 100).await {
         assert_eq!((job.get_str("why").unwrap(), number(&job, "attempts")), ("done", 1), "{job}");
@@ -226,6 +226,7 @@ async fn a_worker_runs_no_more_programs_than_its_files_are_enough_for() {
     let said = worker.stderr();
     assert!(said.contains("the limit of open files is too low for --concurrency 120: running at most 25 jobs"), "{said}");
     assert!(!said.contains("cannot start more jobs"), "{said}");
+    assert_eq!(said.matches("often run longer than the grace").count(), 1, "{said}");
 }
 
 /// The soft limit that a service has unless its unit says more.
