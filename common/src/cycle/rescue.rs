@@ -8,7 +8,7 @@ use futures_util::TryStreamExt;
 use crate::{
     base::{JobId, WorkerId},
     job::Held,
-    mongo::{Store, StoreError, call, id_of},
+    mongo::{Store, StoreError, call, raw_id_of},
 };
 
 /// Number of jobs that one step of the sweep examines.
@@ -44,7 +44,8 @@ impl Store {
     /// Index: `_id`, in steps with a bounded number of documents, locked or not. Invariant: I4 and I5, no live worker is treated as dead,
     /// even if its roster document is damaged.
     pub async fn locked_jobs(&self, after: Option<JobId>) -> Result<LockedJobs, StoreError> {
-        let (store, scheduled, roster) = (self.clone(), self.scheduled.clone(), self.roster.clone());
+        let (store, scheduled) = (self.clone(), self.scheduled.clone_with_type::<RawDocumentBuf>());
+        let roster = self.roster.clone_with_type::<RawDocumentBuf>();
         call("locked_jobs", async move {
             // Causally consistent, like every session of the driver.
             let mut session = store.start_session().await?;
@@ -55,7 +56,7 @@ impl Store {
                 doc! { "_id": range.clone() }
             };
             let bound = scheduled.find_one(from).sort(doc! { "_id": 1 }).skip(SWEEP_STEP).projection(doc! { "_id": 1 });
-            let bound = bound.session(&mut session).await?.as_ref().and_then(id_of);
+            let bound = bound.session(&mut session).await?.and_then(|job| raw_id_of(&job));
             if let Some(bound) = bound {
                 range.insert("$lte", bound);
             }
@@ -63,11 +64,9 @@ impl Store {
             if !range.is_empty() {
                 filter.insert("_id", range);
             }
-            let (scheduled, holder) =
-                (scheduled.clone_with_type::<RawDocumentBuf>(), doc! { "last_execution.worker": 1, "last_execution.start": 1 });
+            let holder = doc! { "last_execution.worker": 1, "last_execution.start": 1 };
             let mut locked = scheduled.find(filter).sort(doc! { "_id": 1 }).projection(holder).session(&mut session).await?;
             let documents: Vec<RawDocumentBuf> = locked.stream(&mut session).try_collect().await?;
-            let roster = roster.clone_with_type::<RawDocumentBuf>();
             let mut registered = roster.find(doc! {}).projection(doc! { "_id": 1 }).batch_size(10_000).session(&mut session).await?;
             let registered: Vec<RawDocumentBuf> = registered.stream(&mut session).try_collect().await?;
             let registered = registered.iter().filter_map(|worker| Some(WorkerId::from(worker.get_object_id("_id").ok()?))).collect();
