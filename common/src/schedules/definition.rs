@@ -357,7 +357,11 @@ mod tests {
         assert!(other_job.keys().eq(["job"]), "{other_job}");
         let other_time = change(&Schedule { timing: Timing::every(Duration::from_secs(7)).expect("an interval"), ..schedule.clone() });
         let other_time = other_time.expect("a change");
-        assert_eq!(other_time.get("last_slot"), Some(&bson::DateTime::from_chrono(later).into()), "old slots of the new interval are not its own");
+        assert_eq!(
+            other_time.get("last_slot"),
+            Some(&bson::DateTime::from_chrono(later).into()),
+            "old slots of the new interval are not its own"
+        );
         let plain = change(&schedule.jitter(Duration::ZERO)).expect("a change");
         assert_eq!(plain, doc! { "jitter_ms": null });
     }

@@ -24,8 +24,9 @@ use crate::{
     hints::{EVERY_GROUP, Hint},
     job::settings::IN_JOBS,
     mongo::{
-        CommitSession, Feature, Readable, Store, StoreError, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, call, commit, error::code, id_of,
-        met_by, never_started, readable,
+        CommitSession, Feature, Readable, Store, StoreError, UNIQUE, UNIQUE_AFTER, UNIQUE_WHILE_WAITING, call, commit,
+        error::code,
+        id_of, met_by, never_started, readable,
         readable::is_first,
         update::{increased, literally},
         write_in,
@@ -347,10 +348,7 @@ fn filter_of_keys(field: &str, keys: &[&str]) -> Document {
 fn release() -> Vec<Document> {
     let latest = bson::DateTime::from_millis(*DUE_MS.end());
     let due = doc! { "$min": [{ "$max": ["$due_after", "$$NOW"] }, latest] };
-    vec![
-        doc! { "$set": { UNIQUE: format!("${UNIQUE_AFTER}"), "scheduled_at": due } },
-        doc! { "$unset": [UNIQUE_AFTER, "due_after"] },
-    ]
+    vec![doc! { "$set": { UNIQUE: format!("${UNIQUE_AFTER}"), "scheduled_at": due } }, doc! { "$unset": [UNIQUE_AFTER, "due_after"] }]
 }
 
 /// The document of a job that waits for the end of the job with its key. It is due in the year 9999, so no search finds it.

@@ -169,7 +169,11 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
 }
 
 async fn jobs_of(store: &Store, id: GraphId) -> anyhow::Result<Vec<GraphJob>> {
-    match store.graph(id).await? {
+    found(id, store.graph(id).await?)
+}
+
+fn found(id: GraphId, jobs: Vec<GraphJob>) -> anyhow::Result<Vec<GraphJob>> {
+    match jobs {
         jobs if jobs.is_empty() => Err(anyhow!("no job is part of the graph {id}, neither in `scheduled` nor in `archived`")),
         jobs => Ok(jobs),
     }
@@ -186,10 +190,10 @@ async fn show(id: GraphId, draw: Option<Language>, format: Format, connect: &Con
 
 async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter graph").await?;
-    jobs_of(&store, id).await?;
+    // The wait repeats each read that fails. A graph without jobs has ended.
     let jobs = match store.wait_for_graph(id, timeout.unwrap_or(Duration::MAX)).await {
         Err(late @ WaitError::TimedOut { .. }) => return Err(anyhow!(late).context(Exit::TimedOut)),
-        waited => waited?,
+        waited => found(id, waited?)?,
     };
     list(&jobs, format, out)?;
     let failed = jobs.iter().filter(|job| job.state == Stage::Failed && !job.is_retried).count();

@@ -13,12 +13,14 @@ use mongodb::{
     Client, Collection,
     error::{Error, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
-use recruiter_common::{EnqueueError, NewJob, StoreError, control::Change, store::Store};
+use recruiter_common::{EnqueueError, GraphId, NewJob, StoreError, control::Change, shutdown::pause, store::Store};
 use recruiter_tests::{
     full_length,
     replica_set::ReplicaSet,
     wait::{SOON, wait_until},
 };
+
+use tokio::task::JoinSet;
 
 use crate::server::SETS;
 
@@ -73,9 +75,21 @@ async fn every_order_of_an_application_has_its_job_whatever_becomes_of_the_prima
         }
         number
     });
-    let waited = NewJob::of_class("Report", doc! {}).enqueue(&shop.store).await.unwrap().id;
+    let graph = GraphId::new();
+    let waited = NewJob::of_class("Report", doc! {}).in_graph(graph).enqueue(&shop.store).await.unwrap().id;
     let waiting = shop.clone();
     let wait = tokio::spawn(async move { waiting.store.wait_for_end(waited, Duration::from_secs(3_600)).await });
+    // Each wait for a graph begins with a read, so they begin throughout.
+    let (waiting, closing) = (shop.clone(), closed.clone());
+    let graph_waits = tokio::spawn(async move {
+        let mut waits = JoinSet::new();
+        while !closing.load(Ordering::Relaxed) {
+            let waiting = waiting.clone();
+            waits.spawn(async move { waiting.store.wait_for_graph(graph, Duration::from_secs(3_600)).await });
+            pause(Duration::from_millis(100)).await;
+        }
+        waits.join_all().await
+    });
     let failovers = if full_length() { 3 } else { 2 };
     for _ in 0..failovers {
         let before = jobs.estimated_document_count().await.unwrap_or(0);
@@ -87,6 +101,9 @@ async fn every_order_of_an_application_has_its_job_whatever_becomes_of_the_prima
     shop.store.control(false).change(&Change::Cancel, &[waited]).await.unwrap();
     assert!(wait.await.unwrap().unwrap().is_archived);
     closed.store(true, Ordering::Relaxed);
+    for waited_for in graph_waits.await.unwrap() {
+        assert!(waited_for.unwrap().iter().all(|job| job.id == waited && !job.is_open()));
+    }
     let taken = orders.await.unwrap();
     assert!(taken > failovers, "{taken}");
     let numbers = |field: &'static str| {

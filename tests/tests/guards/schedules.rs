@@ -68,9 +68,8 @@ async fn a_schedule_is_changed_as_it_was_read() {
     setting.schedule("b", doc! { "revision": 1_i64, "source": "shop" }).await;
     assert!(!store.insert_schedule("a", doc! { "every_ms": 1_000, "job": { "class": "y" } }).await.unwrap());
     let b = setting.found("schedulers", "b").await;
-    let change = async |revision: i64| {
-        store.change_schedule_if_unchanged("a", Some(revision.into()), doc! { "every_ms": 5_000 }).await.unwrap()
-    };
+    let change =
+        async |revision: i64| store.change_schedule_if_unchanged("a", Some(revision.into()), doc! { "every_ms": 5_000 }).await.unwrap();
     assert!(change(1).await && !change(1).await && change(2).await);
     let pause = async |by: &str| store.pause_schedule_if_running("a", doc! { "by": by }).await.unwrap();
     assert!(pause("one").await && !pause("two").await);

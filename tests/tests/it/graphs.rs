@@ -435,9 +435,12 @@ async fn the_command_line_enqueues_shows_waits_cancels_and_retries() {
     assert_eq!(recruiter(&stage.database, &["graph", "retry", &id]).out.lines().count(), 2);
     assert!(shown(&[]).contains("retried as "), "{}", shown(&[]));
     assert_eq!(recruiter(&stage.database, &["graph", "wait", &id]).code, 3);
-    for (bad, part) in
-        [(vec!["graph", "show", "x"], "is not the id of a graph"), (vec!["graph", "show", &"0".repeat(24)], "no job is part of")]
-    {
+    let nobodys = "0".repeat(24);
+    for (bad, part) in [
+        (["graph", "show", "x"], "is not the id of a graph"),
+        (["graph", "show", &nobodys], "no job is part of"),
+        (["graph", "wait", &nobodys], "no job is part of"),
+    ] {
         let said = recruiter(&stage.database, &bad);
         assert!(said.code != 0 && said.err.contains(part), "{}", said.err);
     }
