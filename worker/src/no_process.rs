@@ -21,12 +21,6 @@ impl Worker {
     }
 
     /// Needs the feature `process`.
-    ///
-    /// ```compile_fail,E0277
-    /// # async fn main() {
-    /// recruiter_worker::Worker::new().main().await
-    /// # }
-    /// ```
     pub async fn main(self) -> !
     where
         for<'a> &'a Self: HasProcess,
