@@ -11,7 +11,7 @@
 
 use crate::{
     base::{JobId, StartId, WorkerId, chain},
-    job::{Archival, Claim, Recorded, ending::Guard, raw::LARGEST_DOCUMENT, rescheduling::Rescheduling},
+    job::{Archival, Claim, Execution, Recorded, ending::Guard, raw::LARGEST_DOCUMENT, rescheduling::Rescheduling},
     mongo::{Batches, CommitSession, Readable, Store, StoreError, call, commit, cut, id_of, raw_id_of, require_transaction, start_of},
 };
 use std::{
@@ -394,7 +394,7 @@ impl Store {
         let unlocked: HashSet<(JobId, StartId, bool)> =
             found.iter().filter_map(|job| Some((id_of(job)?, start_of(job)?, is_of_rescue(job)))).collect();
         let is_unlocked = |job: &Rescheduling| {
-            let is_of_rescue = job.last.as_ref().is_some_and(|last| last.crashed == Some(true));
+            let is_of_rescue = job.last.as_ref().is_some_and(Execution::is_of_rescue);
             unlocked.contains(&(job.claim.job, job.claim.start, is_of_rescue))
         };
         // A release leaves no trace of its start, so it may have been written. A hint too many is harmless.
@@ -462,10 +462,8 @@ fn filter_of(batch: &[Archival]) -> Document {
 /// a cleaner has written of a start is not the end that the holder writes late.
 fn archived_before(batch: &[Archival]) -> Option<Document> {
     let same = |archival: &Archival| match (&archival.guard, archival.document()) {
-        (Guard::Claimed(claim), Some(document)) => {
-            let execution = document.get_document("last_execution");
-            let is_of_rescue = execution.is_ok_and(|execution| execution.get_bool("crashed").unwrap_or(false));
-            let crashed = if is_of_rescue { Bson::from(true) } else { doc! { "$ne": true }.into() };
+        (Guard::Claimed(claim), Some(_)) => {
+            let crashed = if archival.is_of_rescue { Bson::from(true) } else { doc! { "$ne": true }.into() };
             Some(doc! { "_id": claim.job, "last_execution.start": claim.start, "last_execution.crashed": crashed })
         }
         _ => None,

@@ -34,6 +34,8 @@ pub struct Archival {
     pub(crate) guard: Guard,
     /// The holder of the start. As long as it lives, no other process deletes the job.
     pub(crate) holder: Option<WorkerId>,
+    /// Whether a cleaner ends the start, after the death of its worker.
+    pub(crate) is_of_rescue: bool,
     /// Shared, because a batch is kept until its write is acknowledged.
     pub(crate) effects: Arc<Effects>,
 }
@@ -84,16 +86,16 @@ pub enum Recorded {
 impl Archival {
     /// A started job that ended. It is deleted if it succeeded and nothing of a success is kept, unless other jobs wait for it.
     pub fn ended(job: &Job, claim: Claim, ending: Ending) -> Self {
-        let holder = ending.execution.worker;
+        let (holder, is_of_rescue) = (ending.execution.worker, ending.execution.is_of_rescue());
         let effects = Effects::of(EndedJob::from(job), ending, |ending| archived_document(job, ending));
-        Self { guard: Guard::Claimed(claim), holder, effects: Arc::new(effects) }
+        Self { guard: Guard::Claimed(claim), holder, is_of_rescue, effects: Arc::new(effects) }
     }
 
     /// A job of which only the document is known.
     fn of_document(guard: Guard, document: &RawDocument, ending: Ending, more: &[(&CStr, RawBsonRef<'_>)]) -> Self {
-        let document = finished(document, guard.job(), &ending, more);
+        let (document, is_of_rescue) = (finished(document, guard.job(), &ending, more), ending.execution.is_of_rescue());
         let effects = Effects::of(EndedJob::of_document(&document), ending, |_| document);
-        Self { guard, holder: None, effects: Arc::new(effects) }
+        Self { guard, holder: None, is_of_rescue, effects: Arc::new(effects) }
     }
 
     /// An unlocked job that is archived without being started: it was cancelled or has expired, or its document is not a job.

@@ -96,6 +96,11 @@ impl Execution {
         self
     }
 
+    /// Whether a cleaner has written its end, after the death of its worker.
+    pub(crate) fn is_of_rescue(&self) -> bool {
+        self.crashed == Some(true)
+    }
+
     /// The stored form. Written without serde, which would convert ids by way of text, because this runs for every job.
     pub(crate) fn to_raw(&self) -> RawDocumentBuf {
         let date = |at: Option<Instant>| at.map(|at| RawBsonRef::DateTime(bson::DateTime::from_chrono(at)));
@@ -137,7 +142,7 @@ pub(crate) fn history_with(job: &Job, execution: &Execution) -> (Vec<Execution>,
 
 /// The number of deaths of the job's workers, including this execution.
 pub(crate) fn deaths_with(job: &Job, execution: &Execution) -> u32 {
-    job.deaths + u32::from(execution.crashed == Some(true))
+    job.deaths + u32::from(execution.is_of_rescue())
 }
 
 /// A count as stored.
