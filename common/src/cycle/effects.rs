@@ -33,14 +33,12 @@ impl Store {
         halt_lines_in(session, &self.pauses, ends, self.now()).await
     }
 
-    /// The effects of ends after the transaction of the group commit. [`Store::finish_in`] counts the job and frees its key in the transaction of
-    /// its caller, who then calls [`Store::announce_ends`].
+    /// What follows after the commit of ends: of the group commit, or of the caller of [`Store::finish_in`]. The ended jobs are announced, and the
+    /// jobs that wait for their unique keys are released. None of this can undo an end.
     ///
     /// Index: as the parts. Invariant: none, each part is repeated or looked up if it is lost.
-    pub(super) async fn follow(&self, batch: &[Archival], recorded: &[Recorded]) {
-        let ends = batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end);
-        self.count_not_kept(ends.clone().filter(|end| end.document().is_none()).map(|end| end.effects.group.as_str())).await;
-        self.announce_ends(ends).await;
+    pub async fn follow(&self, batch: &[Archival], recorded: &[Recorded]) {
+        self.announce_ends(batch.iter().zip(recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end)).await;
         // A job whose end was not recorded may have been ended by another process.
         self.release_successors_soon(batch.iter().filter_map(|end| end.effects.frees.clone()).collect()).await;
     }
@@ -60,7 +58,7 @@ impl Store {
     /// jobs that ended jobs have become.
     ///
     /// Index: none. Invariant: none, the recruiter looks them up if the hints are lost.
-    pub async fn announce_ends(&self, ends: impl Iterator<Item = &Archival> + Clone + Send) {
+    async fn announce_ends(&self, ends: impl Iterator<Item = &Archival> + Clone + Send) {
         self.tell_ended(ends.clone());
         let jobs: Vec<JobId> = ends.clone().filter(|end| end.effects.is_followed).map(Archival::job).collect();
         let new: Vec<&Document> = ends.flat_map(|end| end.effects.becomes.iter()).collect();

@@ -210,7 +210,7 @@ impl Store {
 
     /// Archives one started job, or deletes it if nothing of it is kept, as part of a transaction that the caller has started in `session`.
     /// If the caller commits, the job is finished together with the caller's own writes. If the caller aborts, the job stays locked by its
-    /// start.
+    /// start. After the commit, the caller calls [`Store::follow`].
     ///
     /// This call does not repeat or reduce anything. After [`Recorded::ClaimLost`] nothing was written, and the caller must abort: the job
     /// was rescued, and another execution writes its outcome.
@@ -233,9 +233,6 @@ impl Store {
             self.write_effects_in(&mut *session, std::slice::from_ref(end)).await?;
             if end.document().is_none() {
                 self.count_not_kept_in(&mut *session, end.job(), &end.effects.group).await?;
-            }
-            if let Some(key) = &end.effects.frees {
-                self.release_successor_in(&mut *session, key).await?;
             }
             Ok(Recorded::Yes)
         }
@@ -262,6 +259,8 @@ impl Store {
             session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some() || !end.effects.becomes.is_empty());
         let recorded =
             if needs_transaction { self.archive_or_delete(session, batch).await? } else { self.delete_if_claimed(batch).await? };
+        let ended = batch.iter().zip(&recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end);
+        self.count_not_kept(ended.filter(|end| end.document().is_none()).map(|end| end.effects.group.as_str())).await;
         self.follow(batch, &recorded).await;
         Ok(recorded)
     }

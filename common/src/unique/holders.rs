@@ -300,14 +300,6 @@ impl Store {
         }
     }
 
-    /// The same in the caller's transaction, which has deleted the job with the key.
-    ///
-    /// Filter: the key, unlocked. Index: `unique_after`. Invariant: as above.
-    pub(crate) async fn release_successor_in(&self, session: &mut ClientSession, key: &str) -> DriverResult<()> {
-        let waiting = doc! { "unique_after": key, "locked": false };
-        self.scheduled.update_one(waiting, release()).session(session).await.map(drop)
-    }
-
     /// Makes jobs due that wait for the end of another one, if that one has ended without making them due: its process died, or its document
     /// was deleted by hand. Returns their number.
     ///

@@ -97,8 +97,10 @@ async fn a_successor_is_released_by_the_end_of_its_key() {
         let [held] = setting.start(WorkerId::new(), [id]).await;
         let mut session = setting.store.start_session().await.unwrap();
         session.start_transaction().await.unwrap();
-        assert_eq!(setting.store.finish_in(&mut session, &setting.done(&held)).await.unwrap(), Recorded::Yes);
+        let end = setting.done(&held);
+        assert_eq!(setting.store.finish_in(&mut session, &end).await.unwrap(), Recorded::Yes);
         session.commit_transaction().await.unwrap();
+        setting.store.follow(&[end], &[Recorded::Yes]).await;
         assert_eq!((due(mine).await, due(locked).await), (key == "m", false));
     }
     assert!(setting.found("scheduled", held).await.is_some());

@@ -185,10 +185,10 @@ impl Context {
         let (own_end, on_its_way) = (self.own_end.clone(), self.own_end.commit.clone().lock_owned().await);
         let task = tokio::spawn(async move {
             let ended = end_and_commit(&store, &mut session, &archival).await;
-            if ended.as_ref().is_ok_and(|recorded| *recorded == Recorded::Yes) {
+            if let Ok(recorded @ Recorded::Yes) = ended {
                 let _ = own_end.done.set(done);
                 held.close();
-                store.announce_ends(std::iter::once(&archival)).await;
+                store.follow(&[archival], &[recorded]).await;
             }
             drop((on_its_way, held));
             (session, ended)
