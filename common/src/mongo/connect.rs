@@ -40,7 +40,8 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 /// How often the driver checks each member. A member that hangs with open sockets is detected after this time plus
 /// [`ATTEMPT_LIMIT`], which is less than the limit of one call. The driver's default of 10 seconds is too long.
 const MONITOR_EVERY: Duration = Duration::from_secs(5);
-/// Maximum number of connections. However many jobs a process runs, it has only a few calls in flight at any time.
+/// Maximum number of connections, also if the connection string has no limit (`maxPoolSize=0`, see `uri`). However many jobs a process
+/// runs, it has only a few calls in flight at any time.
 const MAX_POOL_SIZE: u32 = 20;
 /// Minimum that the protocol needs: one connection always listens for hints, and one carries a transaction.
 const LEAST_POOL_SIZE: u32 = 3;
@@ -565,8 +566,7 @@ fn with_our_settings(mut options: ClientOptions, args: &ConnectArgs, app_name: &
     options.connect_timeout.get_or_insert(ATTEMPT_LIMIT);
     options.heartbeat_freq.get_or_insert(MONITOR_EVERY);
     let most = options.max_pool_size.get_or_insert(MAX_POOL_SIZE);
-    // 0 means that there is no limit.
-    if (1..LEAST_POOL_SIZE).contains(most) {
+    if *most < LEAST_POOL_SIZE {
         tracing::warn!(
             maxPoolSize = *most,
             raised_to = LEAST_POOL_SIZE,

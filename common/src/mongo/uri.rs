@@ -52,7 +52,7 @@ const KNOWN: [&str; 33] = [
 const COMPRESSION: &str = "Recruiter does not compress what it sends to MongoDB";
 const LIMITS: &str = "Recruiter sets the time limit of each operation itself";
 const CONCERN: &str = "Recruiter sets the write concern of each operation itself (majority, journaled)";
-const IGNORED: [(&str, &str); 10] = [
+const IGNORED: [(&str, &str); 11] = [
     ("compressors", COMPRESSION),
     ("zlibcompressionlevel", COMPRESSION),
     ("uuidrepresentation", "Recruiter stores no UUIDs"),
@@ -63,6 +63,7 @@ const IGNORED: [(&str, &str); 10] = [
     ("journal", CONCERN),
     ("safe", CONCERN),
     ("tlsdisableocspendpointcheck", "Recruiter asks no OCSP server"),
+    ("tlsdisablecertificaterevocationcheck", "Recruiter does not check whether a certificate is revoked"),
 ];
 
 /// What to do with a key that has a password.
@@ -104,13 +105,15 @@ pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     }
     let (mut kept, mut ignored) = (Vec::new(), Vec::new());
     for option in options.split('&').filter(|option| !option.is_empty()) {
-        let name = option.split_once('=').map_or(option, |(name, _)| name);
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
         let key = name.to_lowercase();
         let is_this = |entry: &&(&str, &'static str)| entry.0 == key;
         if let Some((_, remedy)) = REFUSED.iter().find(is_this) {
             return Err(ConnectError::UriOption { option: name.into(), remedy: (*remedy).into() });
         }
-        if KNOWN.contains(&key.as_str()) {
+        if key == "maxpoolsize" && value.parse::<u32>() == Ok(0) {
+            ignored.push(Ignored { option: name.into(), why: "0 means no limit, and Recruiter uses at most 20 connections" });
+        } else if KNOWN.contains(&key.as_str()) {
             kept.push(option);
         } else if let Some((_, why)) = IGNORED.iter().find(is_this) {
             ignored.push(Ignored { option: name.into(), why });
@@ -146,6 +149,8 @@ mod tests {
         check("uuidRepresentation=standard&replicaSet=rs0&timeoutMS=5000", "?replicaSet=rs0", &["uuidRepresentation", "timeoutMS"]);
         check("socketTimeoutMS=0&j=true&journal=x&wtimeout=5&tls=true", "?tls=true", &["socketTimeoutMS", "j", "journal", "wtimeout"]);
         check("tlsDisableOCSPEndpointCheck=true&ssl=true&slaveOk=true", "?ssl=true", &["tlsDisableOCSPEndpointCheck", "slaveOk"]);
+        check("maxPoolSize=0&minPoolSize=0", "?minPoolSize=0", &["maxPoolSize"]);
+        check("maxPoolSize=50&tlsDisableCertificateRevocationCheck=true", "?maxPoolSize=50", &["tlsDisableCertificateRevocationCheck"]);
         check("a=1&&b", "", &["a", "b"]);
         assert_eq!(without_foreign_options(" mongodb://h?tls=true\n").expect("a string").0, "mongodb://h/?tls=true");
     }

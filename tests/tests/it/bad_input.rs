@@ -262,7 +262,7 @@ async fn a_connection_string_of_another_driver_is_used_with_a_warning() {
     let database = TestDatabase::new().await;
     let join = if database.uri().contains('?') { "&" } else { "?" };
     let others = "compressors=snappy,zlib&zlibCompressionLevel=6&uuidRepresentation=standard&timeoutMS=5000&socketTimeoutMS=0&j=true\
-                  &wtimeout=5000&tlsDisableOCSPEndpointCheck=true&noSuchOption=1";
+                  &wtimeout=5000&tlsDisableOCSPEndpointCheck=true&tlsDisableCertificateRevocationCheck=true&maxPoolSize=0&noSuchOption=1";
     let uri = format!(" {}{join}{others}\r\n", database.uri());
     let said = run("recruiter", &["enqueue", "--class", "a"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "1m")]).succeeded();
     assert_eq!(database.count("scheduled", doc! {}).await, 1, "in the database of that name");
