@@ -153,7 +153,7 @@ impl std::fmt::Debug for ConnectArgs {
 
 /// The connection string with another database, and with the same authentication database.
 fn with_database(uri: &str, name: &str) -> String {
-    let (address, options) = uri.split_once('?').unwrap_or((uri, ""));
+    let (address, options) = uri.trim().split_once('?').unwrap_or((uri.trim(), ""));
     let (scheme, address) = address.split_once("://").unwrap_or(("", address));
     let (hosts, database) = address.split_once('/').unwrap_or((address, ""));
     let mut options: Vec<String> = options.split('&').filter(|option| !option.is_empty()).map(str::to_owned).collect();
@@ -812,6 +812,7 @@ mod tests {
         check("mongodb://u:p@h:1,i:2/a?tls=true", "mongodb://u:p@h:1,i:2/b?tls=true&authSource=a");
         check("mongodb://u:p@h/a?authSource=admin", "mongodb://u:p@h/b?authSource=admin");
         check("mongodb://u:p@h", "mongodb://u:p@h/b");
+        check(" mongodb://u:p@h/a\r\n", "mongodb://u:p@h/b?authSource=a");
     }
 
     #[tokio::test]

@@ -68,9 +68,11 @@ fn lines(diary: &Diary) -> Vec<String> {
     std::mem::take(&mut *diary.lock().unwrap())
 }
 
-/// On the MongoDB that the other tests use.
+/// On the MongoDB that the other tests use, with a connection string that this driver alone would refuse.
 async fn system(diary: &Arc<Diary>) -> System {
-    let database = TestDatabase::on(mongo::TestDatabase::new().await.uri()).await.unwrap();
+    let other = mongo::TestDatabase::new().await;
+    let join = if other.uri().contains('?') { '&' } else { '?' };
+    let database = TestDatabase::on(format!("{}{join}uuidRepresentation=standard&socketTimeoutMS=0&maxPoolSize=0\n", other.uri())).await.unwrap();
     System::over(database, worker(diary), WorkerConfig::default().concurrency(1)).await.unwrap()
 }
 
@@ -232,7 +234,9 @@ async fn the_mongodb_of_the_environment_is_used() {
 async fn the_mongodb_of_the_kit_ends_with_its_process() {
     for wish in ["stopped", "killed"] {
         let temporary = tempfile::tempdir().unwrap();
-        let output = run_child(temporary.path(), &[("KIT_CHILD", wish)]);
+        // Empty variables are as if they were not set.
+        let mongod = env::var("RECRUITER_MONGOD").unwrap_or_default();
+        let output = run_child(temporary.path(), &[("KIT_CHILD", wish), ("MONGODB_URI", " "), ("RECRUITER_MONGOD", &mongod)]);
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.contains("on mongodb://127.0.0.1:") && output.status.success() == (wish == "stopped"), "{said}");
         wait_until(SOON, "mongod and its data are gone", async || {

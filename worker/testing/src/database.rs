@@ -3,15 +3,16 @@
 use std::{
     env,
     error::Error,
+    ffi::OsString,
     io::{self, Write as _},
     path::PathBuf,
-    thread::{self, JoinHandle},
+    thread::{self, ScopedJoinHandle},
     time::Duration,
 };
 
 use bson::oid::ObjectId;
 use recruiter_common::{
-    Client, ConnectArgs, ConnectError, mongodb,
+    Client, ConnectArgs, ConnectError,
     store::{DriverError, Store},
 };
 use recruiter_dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
@@ -76,7 +77,7 @@ impl TestDatabase {
     /// # Errors
     /// When there is no such MongoDB, or it cannot be used.
     pub async fn new() -> Result<Self, TestDatabaseError> {
-        let uri = match env::var_os("MONGODB_URI") {
+        let uri = match unless_empty("MONGODB_URI") {
             Some(uri) => uri.to_string_lossy().into_owned(),
             None => embedded().await?.uri(),
         };
@@ -127,16 +128,24 @@ impl Drop for TestDatabase {
             return;
         }
         drop(self.store.end_listener());
-        let (uri, name) = (self.connect.uri.clone(), self.store.database().name().to_owned());
-        // With a runtime of its own, because nothing can be awaited here.
-        let remove = move || -> Result<(), Box<dyn Error + Send + Sync>> {
+        let store = &self.store;
+        // With a runtime and with connections of its own, because nothing can be awaited here.
+        let remove = || -> Result<(), Box<dyn Error + Send + Sync>> {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let removed = async { mongodb::Client::with_uri_str(uri).await?.database(&name).drop().await };
-            Ok(runtime.block_on(async { timeout(DROP_WITHIN, removed).await })??)
+            let removed = async {
+                let store = store.with_own_connections("recruiter-test")?;
+                Ok(store.database().drop().await?)
+            };
+            runtime.block_on(async { timeout(DROP_WITHIN, removed).await })?
         };
         // A MongoDB that does not answer keeps the database.
-        let _ = thread::Builder::new().spawn(remove).map(JoinHandle::join);
+        thread::scope(|scope| drop(thread::Builder::new().spawn_scoped(scope, remove).map(ScopedJoinHandle::join)));
     }
+}
+
+/// The value of an environment variable. An empty one is as if it were not set.
+fn unless_empty(variable: &str) -> Option<OsString> {
+    env::var_os(variable).filter(|value| !value.to_string_lossy().trim().is_empty())
 }
 
 /// The MongoDB that the databases of this process share. Its watchdog ends it with the process.
@@ -144,7 +153,7 @@ async fn embedded() -> Result<&'static EmbeddedMongo, EmbeddedError> {
     static SHARED: OnceCell<EmbeddedMongo> = OnceCell::const_new();
     SHARED
         .get_or_try_init(async || {
-            let given = env::var_os("RECRUITER_MONGOD").map(PathBuf::from);
+            let given = unless_empty("RECRUITER_MONGOD").map(PathBuf::from);
             // A download takes a while. If standard error is closed, the line about it is lost.
             let tell = |line: &str| drop(writeln!(io::stderr(), "{line}"));
             let found = tokio::task::spawn_blocking(move || find_or_fetch(given.as_deref(), &tell)).await;
