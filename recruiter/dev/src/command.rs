@@ -81,7 +81,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     let mut tended = Ok(());
     while tended.is_ok() && shutdown.sleep(LOOK_EVERY).await == Wake::Elapsed {
         if let Some(ended) = installation.mongod_ended() {
-            return installation.abort(ended).await;
+            return Err(installation.abort(ended).await);
         }
         tended = installation.fleet.tend().map(|told| told.iter().for_each(|line| tracing::warn!("{line}")));
     }

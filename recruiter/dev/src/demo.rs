@@ -144,16 +144,22 @@ async fn demonstrate(
         started = Installation::start(args.mongod.clone(), options, plan) => started?,
         () = shutdown.requested() => return Err(stopped()),
     };
-    let seen = work(&mut installation, survey, shown, shutdown).await;
+    let uri = installation.uri().to_owned();
+    let seen = installation.unless_mongod_ends(async |fleet, store| {
+        let seen = work(fleet, store, survey, shown, shutdown).await?.ok_or_else(stopped)?;
+        shown.finish_and_clear();
+        seen.tell(args, &uri, out)?;
+        if args.keep {
+            shutdown.requested().await;
+        }
+        anyhow::Ok(seen)
+    });
+    let seen = seen.await;
     shown.finish_and_clear();
     let seen = match seen {
-        Ok(Some(seen)) => seen.tell(args, installation.uri(), out).map(|()| seen),
-        Ok(None) => Err(stopped()),
-        Err(error) => Err(error),
+        Ok(seen) => seen,
+        Err(ended) => return Err(installation.abort(ended).await),
     };
-    if args.keep && seen.is_ok() {
-        shutdown.requested().await;
-    }
     installation.stop().await?;
     let seen = seen?;
     let complete = seen.archived == seen.files && seen.mismatches == 0;
@@ -226,12 +232,12 @@ fn say(shown: &ProgressBar, line: &str) {
 
 /// Enqueues a job for each file and waits until all are archived. `None` when stopped by a signal before that.
 async fn work(
-    installation: &mut Installation,
+    fleet: &mut Fleet,
+    store: &Store,
     survey: &Survey,
     shown: &ProgressBar,
     shutdown: &mut Shutdown,
 ) -> anyhow::Result<Option<Seen>> {
-    let Installation { store, fleet, .. } = installation;
     let files = survey.files.len() as u64;
     let style =
         ProgressStyle::with_template("{wide_bar} {pos}/{len} jobs archived  {elapsed}").unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -284,17 +284,21 @@ impl Installation {
     /// started processes.
     pub(crate) async fn start(mongod: Option<PathBuf>, options: impl FnOnce(PathBuf) -> Options, plan: Plan) -> anyhow::Result<Self> {
         let mongod = tokio::task::spawn_blocking(move || find_or_fetch(mongod.as_deref(), &tell)).await??;
-        let mongo = EmbeddedMongo::start(options(mongod)).await?;
+        let mut mongo = EmbeddedMongo::start(options(mongod)).await?;
         let uri = mongo.uri_for(DEFAULT_DATABASE);
         let connect = ConnectArgs::to(uri.clone()).timeout(READY_WITHIN);
-        let store = Store::connect(&connect, "recruiter").await?;
+        let store = tokio::select! {
+            connected = Store::connect(&connect, "recruiter") => connected?,
+            ended = end_of(&mut mongo) => return Err(unavailable(ended)),
+        };
         let mut this = Self { fleet: Fleet::start(plan, uri)?, store, mongo };
-        match this.fleet.ready(&this.store).await {
-            Ok(()) => Ok(this),
-            Err(failed) => {
+        match this.unless_mongod_ends(async |fleet, store| fleet.ready(store).await).await {
+            Ok(Ok(())) => Ok(this),
+            Ok(Err(failed)) => {
                 this.stop().await?;
                 Err(failed)
             }
+            Err(ended) => Err(this.abort(ended).await),
         }
     }
 
@@ -308,34 +312,45 @@ impl Installation {
         self.mongo.ended_by_itself()
     }
 
+    /// The output of `work`; the error of mongod, if it ends by itself before that.
+    pub(crate) async fn unless_mongod_ends<T>(&mut self, work: impl AsyncFnOnce(&mut Fleet, &Store) -> T) -> Result<T, EmbeddedError> {
+        let Self { fleet, store, mongo } = self;
+        tokio::select! {
+            biased;
+            ended = end_of(mongo) => Err(ended),
+            done = work(fleet, store) => Ok(done),
+        }
+    }
+
     /// Says that mongod has ended, ends the other processes at once, and returns the error.
-    pub(crate) async fn abort(self, ended: EmbeddedError) -> anyhow::Result<()> {
+    pub(crate) async fn abort(self, ended: EmbeddedError) -> anyhow::Error {
         tell("mongod has ended; ending the other processes");
         self.fleet.abort().await;
-        Err(anyhow::Error::new(ended).context(Exit::Unavailable))
+        unavailable(ended)
     }
 
     /// Ends all processes and MongoDB cleanly; the processes at once, if mongod ends by itself before them.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
-        let Self { fleet, mongo, .. } = &mut self;
-        let mongod_ends = async {
-            loop {
-                match mongo.ended_by_itself() {
-                    Some(ended) => break ended,
-                    None => pause(LOOK_EVERY).await,
-                }
-            }
-        };
-        let ended = tokio::select! {
-            biased;
-            ended = mongod_ends => Some(ended),
-            () = fleet.stop() => None,
-        };
-        match ended.or_else(|| self.mongod_ended()) {
-            Some(ended) => self.abort(ended).await,
+        let stopped = self.unless_mongod_ends(async |fleet, _| fleet.stop().await).await;
+        match stopped.err().or_else(|| self.mongod_ended()) {
+            Some(ended) => Err(self.abort(ended).await),
             None => Ok(self.mongo.stop().await?),
         }
     }
+}
+
+/// Returns when mongod has ended by itself.
+async fn end_of(mongo: &mut EmbeddedMongo) -> EmbeddedError {
+    loop {
+        match mongo.ended_by_itself() {
+            Some(ended) => return ended,
+            None => pause(LOOK_EVERY).await,
+        }
+    }
+}
+
+fn unavailable(ended: EmbeddedError) -> anyhow::Error {
+    anyhow::Error::new(ended).context(Exit::Unavailable)
 }
 
 /// Writes a line for the user to standard error; standard output is for results.

@@ -133,6 +133,19 @@ async fn kept_running_it_tells_how_to_look_inside() {
     assert!(log.contains("leading") && log.contains("ready for work") && kept.join("mongod").is_dir(), "{log}");
 }
 
+/// Also while it only waits for Ctrl-C.
+#[tokio::test]
+async fn it_ends_at_once_with_its_mongod() {
+    let (dir, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(dir.path().join("one"), "1").unwrap();
+    let mut demo = start(dir.path(), &temporary, &["--keep"]);
+    wait_until(SOON, "the summary is there", async || demo.stdout().contains("\"archived\":1")).await;
+    super::dev::kill_mongod(temporary.path());
+    assert_eq!(demo.wait_exit(SOON).await.code(), Some(69), "{}", demo.stderr());
+    assert!(demo.stderr().contains("mongod was killed by SIGKILL"), "{}", demo.stderr());
+    super::dev::until_nothing_mentions(temporary.path()).await;
+}
+
 #[tokio::test]
 async fn stopped_in_the_middle_it_leaves_nothing_and_says_so() {
     let (files, temporary) = (five_hundred_files(), tempfile::tempdir().unwrap());

@@ -50,7 +50,7 @@ async fn pids(roster: &Collection<Document>) -> Vec<i32> {
     workers.iter().map(|worker| worker.get_i32("pid").unwrap()).collect()
 }
 
-async fn until_nothing_mentions(data_dir: &Path) {
+pub(super) async fn until_nothing_mentions(data_dir: &Path) {
     wait_until(SOON, "all processes are gone", async || mentioning(data_dir.to_str().unwrap()).is_empty()).await;
 }
 
@@ -167,17 +167,22 @@ async fn it_ends_at_once_if_it_is_asked_to_when_its_mongod_has_ended() {
     ends_with_its_mongod(true).await;
 }
 
-async fn ends_with_its_mongod(is_asked: bool) {
-    let dir = tempfile::tempdir().unwrap();
-    let mut dev = start(dir.path(), &["--json"]);
-    uri(&dev).await;
-    for process in mentioning(&format!("--dbpath={}", dir.path().canonicalize().unwrap().display())) {
+/// Kills the mongod with its data in this directory or below.
+pub(super) fn kill_mongod(dir: &Path) {
+    for process in mentioning(&format!("--dbpath={}", dir.canonicalize().unwrap().display())) {
         let pid = process.split(':').next().unwrap().parse().unwrap();
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         if name.trim() == "mongod" {
             kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
         }
     }
+}
+
+async fn ends_with_its_mongod(is_asked: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut dev = start(dir.path(), &["--json"]);
+    uri(&dev).await;
+    kill_mongod(dir.path());
     if is_asked {
         dev.signal(Signal::SIGINT);
     }
