@@ -62,7 +62,11 @@ pub(crate) fn is_json() -> bool {
     IS_JSON.load(Ordering::Relaxed)
 }
 
-/// The filter of a text. A word that is no level would be the name of a module, and a misspelt level would then log nothing.
+/// The crates that log something in the three programs.
+const CRATES: [&str; 10] = ["recruiter", "mongodb", "tokio", "rustls", "hyper", "h2", "hickory", "mio", "tower", "opentelemetry"];
+
+/// The filter of a text. A word that is no level would be the name of a module, and a misspelt level would then log nothing. So would the
+/// misspelt name of a crate, unless there is a level for all others.
 fn filter_of(text: &str) -> Result<EnvFilter, InvalidFilter> {
     let refused = |problem: String| InvalidFilter { filter: text.into(), problem };
     let directives = text.split(',').map(str::trim).collect::<Vec<_>>();
@@ -72,6 +76,14 @@ fn filter_of(text: &str) -> Result<EnvFilter, InvalidFilter> {
         && let Some(word) = directives.iter().find(|directive| !directive.contains('=') && !is_level(directive))
     {
         return Err(refused(format!("`{word}` is not a level: off, error, warn, info, debug or trace")));
+    }
+    let is_ours = |target: &str| CRATES.iter().any(|name| target.starts_with(name) || name.starts_with(target));
+    let targets = directives.iter().map(|directive| directive.split(['=', '[']).next().unwrap_or_default());
+    if !text.contains('[')
+        && !directives.iter().any(|directive| is_level(directive))
+        && let Some(target) = targets.into_iter().find(|target| !is_ours(target))
+    {
+        return Err(refused(format!("`{target}` is no crate of Recruiter; for one of your own, write a level for all others as well")));
     }
     EnvFilter::try_new(directives.join(",")).map_err(|error| refused(error.to_string()))
 }
@@ -103,12 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_level_is_refused_by_its_name() {
-        for good in ["info", "WARN", "off", "info,recruiter=debug", " info , recruiter=debug\n", "warn\r\n", "recruiter[job]=trace"] {
+    fn a_misspelt_level_or_crate_is_refused_by_its_name() {
+        for good in ["info", "WARN", "off", "info,recruiter=debug", " info , recruiter=debug\n", "warn\r\n", "recruiter[job]=trace", "recruiter_worker::engine=debug,mongodb=info", "warn,shop=debug"] {
             assert!(filter_of(good).is_ok(), "{good}");
         }
         for (wrong, named) in
-            [("warning", "`warning` is not a level"), ("info,verbose", "`verbose`"), ("", "``"), ("recruiter=warning", "")]
+            [("warning", "`warning` is not a level"), ("info,verbose", "`verbose`"), ("", "``"), ("recruiter=warning", ""), ("recruter=debug", "`recruter` is no crate")]
         {
             let problem = filter_of(wrong).map(drop).expect_err(wrong).to_string();
             assert!(problem.contains(named) && problem.contains("RECRUITER_LOG"), "{problem}");
