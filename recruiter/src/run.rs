@@ -5,6 +5,7 @@ use std::{env, path::PathBuf, time::Duration};
 use clap::Args;
 use recruiter_common::{
     exit::Exit,
+    flags::variable,
     service::Watchdog,
     shutdown::Shutdown,
     store::{ConnectArgs, HintsAddress, HintsAt, ProcessIdentity, Store},
@@ -58,7 +59,7 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     let here = ProcessIdentity::of_this_process()?;
     let holder_at = format!("{}:{}", here.hostname, here.pid);
     let watchdog = Watchdog::of_this_process();
-    let directory = args.hints_directory.or_else(|| env::split_paths(&env::var_os("RUNTIME_DIRECTORY")?).next());
+    let directory = args.hints_directory.or_else(|| env::split_paths(&variable("RUNTIME_DIRECTORY")?).next());
     let hints_at = HintsAt { directory, address: args.hints_address };
     as_task(async move {
         while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &watchdog, &mut shutdown).await {

@@ -2,6 +2,11 @@
 //!
 //! Used by the three programs, and by applications that flatten our flags.
 
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+};
+
 use clap::{Arg, Command};
 
 /// The command with all its subcommands: an empty environment variable is as if it were not set.
@@ -14,9 +19,13 @@ pub fn without_empty_variables(command: Command) -> Command {
 /// nothing.
 #[must_use]
 pub fn unless_empty(argument: Arg) -> Arg {
-    let value = argument.get_env().and_then(std::env::var_os);
-    let is_empty = value.is_some_and(|value| value.to_str().is_some_and(|value| value.trim().is_empty()));
+    let is_empty = argument.get_env().is_some_and(|name| env::var_os(name).is_some() && variable(name).is_none());
     if is_empty { argument.env(None::<&'static str>) } else { argument }
+}
+
+/// The value of an environment variable that belongs to no flag. An empty or blank one is as if it were not set.
+pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
+    env::var_os(name).filter(|value| value.to_str().is_none_or(|value| !value.trim().is_empty()))
 }
 
 /// A name in a list, without the blanks and line breaks around it.

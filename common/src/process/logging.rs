@@ -11,6 +11,8 @@ use std::{
 use clap::{Args, ValueEnum};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
+use crate::base::flags::variable;
+
 /// The log settings of a process.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logging", about = None, long_about = None, mut_args = crate::base::flags::unless_empty)]
@@ -99,8 +101,8 @@ pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // A line that cannot be written is lost. Reporting that on a closed terminal would panic.
     let builder = builder.log_internal_errors(false);
-    let journal = std::env::var_os("JOURNAL_STREAM").is_some();
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let journal = variable("JOURNAL_STREAM").is_some();
+    let colour = std::io::stderr().is_terminal() && variable("NO_COLOR").is_none();
     IS_JSON.store(args.format == Format::Json, Ordering::Relaxed);
     match (args.format, journal) {
         (Format::Json, _) => builder.json().init(),

@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
-    flags::name_of_text,
+    flags::{name_of_text, variable},
     instant::Instant,
     limits::{LARGEST_CAP, LARGEST_CAPACITY, Limit, Pause, Paused, Rate, SettingError, Settings, check_limit_name},
     store::{ConnectArgs, PermitHolder, Store, group_of_resource, paused_by, resource_and_number, resource_of_group},
@@ -257,8 +257,8 @@ fn paused_of_text(text: &str) -> Result<Paused, String> {
 
 /// The user and the host.
 pub(super) fn this_operator() -> String {
-    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
-    format!("{user}@{}", nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned()))
+    let user = variable("USER").or_else(|| variable("LOGNAME")).unwrap_or_else(|| "unknown".into());
+    format!("{}@{}", user.to_string_lossy(), nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned()))
 }
 
 /// Ends a pause.

@@ -55,8 +55,11 @@ impl Setting {
     /// A recruiter that leads, has no socket and listens at a TCP address.
     async fn remote_leader(&self, address: &str, flags: &[&str]) -> Process {
         let address = format!("--hints-address={address}");
-        let recruiter = Process::on(&self.database, "recruiter", &[&["run", &address], flags].concat());
+        // An empty variable is as if it were not set.
+        let environment = [("MONGODB_URI", self.database.uri()), ("RUNTIME_DIRECTORY", "")];
+        let recruiter = Process::start("recruiter", &[&["run", &address], flags].concat(), &environment);
         wait_until(SOON, "the recruiter listens", async || self.relay().await.is_some_and(|at| at.get_str("address").is_ok())).await;
+        assert!(!recruiter.stderr().contains("cannot listen for hints"), "{}", recruiter.stderr());
         recruiter
     }
 

@@ -1,9 +1,7 @@
 //! A database for a test: on a MongoDB that the test's process starts, or on another one.
 
 use std::{
-    env,
     error::Error,
-    ffi::OsString,
     io::{self, Write as _},
     path::PathBuf,
     thread::{self, ScopedJoinHandle},
@@ -13,6 +11,7 @@ use std::{
 use bson::oid::ObjectId;
 use recruiter_common::{
     Client, ConnectArgs, ConnectError,
+    flags::variable,
     store::{DriverError, Store},
 };
 use recruiter_dev::embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch};
@@ -77,7 +76,7 @@ impl TestDatabase {
     /// # Errors
     /// When there is no such MongoDB, or it cannot be used.
     pub async fn new() -> Result<Self, TestDatabaseError> {
-        let uri = match unless_empty("MONGODB_URI") {
+        let uri = match variable("MONGODB_URI") {
             Some(uri) => uri.to_string_lossy().into_owned(),
             None => embedded().await?.uri(),
         };
@@ -143,17 +142,12 @@ impl Drop for TestDatabase {
     }
 }
 
-/// The value of an environment variable. An empty one is as if it were not set.
-fn unless_empty(variable: &str) -> Option<OsString> {
-    env::var_os(variable).filter(|value| !value.to_string_lossy().trim().is_empty())
-}
-
 /// The MongoDB that the databases of this process share. Its watchdog ends it with the process.
 async fn embedded() -> Result<&'static EmbeddedMongo, EmbeddedError> {
     static SHARED: OnceCell<EmbeddedMongo> = OnceCell::const_new();
     SHARED
         .get_or_try_init(async || {
-            let given = unless_empty("RECRUITER_MONGOD").map(PathBuf::from);
+            let given = variable("RECRUITER_MONGOD").map(PathBuf::from);
             // A download takes a while. If standard error is closed, the line about it is lost.
             let tell = |line: &str| drop(writeln!(io::stderr(), "{line}"));
             let found = tokio::task::spawn_blocking(move || find_or_fetch(given.as_deref(), &tell)).await;
