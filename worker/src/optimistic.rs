@@ -73,6 +73,7 @@ pub struct Optimistic {
 
 /// What has become of a job that was to be executed optimistically.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum Attempted {
     /// It was executed in this process, and its end is recorded.
     Here {

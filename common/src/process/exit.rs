@@ -14,6 +14,7 @@ use crate::{
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Exit {
     /// Everything requested was done.
     Success = 0,

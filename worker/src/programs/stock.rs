@@ -49,6 +49,7 @@ const JOBS_PER_PROCESS: u32 = 10_000;
 
 /// The workables file cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the workables file `{}`", path.display())]
