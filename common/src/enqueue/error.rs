@@ -19,7 +19,7 @@ pub enum EnqueueError {
     Parameters { class: String, reason: String },
     /// The job is larger than the limit.
     #[error(
-        "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere, for example in a file of the job (`Store::put_file`, `recruiter enqueue --file`), and enqueue a reference to it"
+        "a `{class}` job would have {bytes} bytes, more than the maximum of {LARGEST_WORKABLE}: store the data elsewhere, for example in a file of the job (`Client::put_file`, `recruiter enqueue --file`), and enqueue a reference to it"
     )]
     TooLarge {
         class: String,
@@ -75,12 +75,12 @@ pub enum EnqueueError {
     #[error("the retry policy of a `{class}` job cannot be used: {problem}")]
     Policy { class: String, problem: InvalidPolicy },
     /// The database has no schema. A client on the application's own driver creates one only on request.
-    #[error("database `{database}` is not set up for jobs: call Store::ensure_schema, or start `recruiter run` on it once")]
+    #[error("database `{database}` is not set up for jobs: call Client::ensure_schema, or start `recruiter run` on it once")]
     NotSetUp { database: String },
     /// The database has the schema of an earlier release, or no job has waited for another one yet: its indexes are missing, and cannot be
     /// made in a transaction.
     #[error(
-        "database `{database}` has no indexes for jobs that wait for others yet: call Store::prepare_graphs once, outside of a transaction"
+        "database `{database}` has no indexes for jobs that wait for others yet: call Client::prepare_graphs once, outside of a transaction"
     )]
     NotSetUpForGraphs { database: String },
     /// The jobs cannot wait for each other in this way.

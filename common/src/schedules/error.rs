@@ -97,7 +97,7 @@ pub enum ScheduleError {
     #[error("the job of the schedule `{name}` was not enqueued")]
     Enqueue { name: String, source: EnqueueError },
     /// The database has no schema.
-    #[error("database `{database}` is not set up for jobs: call Store::ensure_schema, or start `recruiter run` on it once")]
+    #[error("database `{database}` is not set up for jobs: call Client::ensure_schema, or start `recruiter run` on it once")]
     NotSetUp { database: String },
     /// An error of MongoDB.
     #[error(transparent)]
