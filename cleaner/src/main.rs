@@ -25,7 +25,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 77 refused by MongoDB,
-  130 stopped at once by a second signal";
+  78 a file cannot be used, 130 stopped at once by a second signal";
 
 #[tokio::main]
 async fn main() {

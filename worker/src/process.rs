@@ -22,7 +22,7 @@ use crate::{
 
 /// Exit codes of every worker process, for the end of its `--help`.
 pub const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 MongoDB unreachable, 75 memory limit reached,
-  77 refused by MongoDB, 78 invalid configuration file, 130 stopped at once by a second signal";
+  77 refused by MongoDB, 78 a file cannot be used, 130 stopped at once by a second signal";
 
 /// The flags and environment variables of [`WorkerConfig`].
 #[derive(Args, Clone, Debug)]

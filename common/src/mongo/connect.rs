@@ -754,7 +754,7 @@ fn check_tls_files(options: &ClientOptions) -> Result<(), ConnectError> {
         ("tlsCertificateKeyFile", &tls.cert_key_file_path, "BEGIN CERTIFICATE"),
     ] {
         let Some(file) = file else { continue };
-        let refused = |problem: String| ConnectError::UriOption { option: option.into(), remedy: format!("{}: {problem}", file.display()) };
+        let refused = |problem| ConnectError::TlsFile { option: option.into(), file: file.clone(), problem };
         let text = std::fs::read(file).map_err(|error| refused(format!("it cannot be read ({error})")))?;
         let text = String::from_utf8_lossy(&text);
         // A key with a password, in either of two formats.

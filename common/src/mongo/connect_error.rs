@@ -1,6 +1,6 @@
 //! Why a process cannot work with a MongoDB, and what to do.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use mongodb::error::Error;
 
@@ -20,6 +20,9 @@ pub enum ConnectError {
     /// The connection string has an option that cannot be ignored.
     #[error("the MongoDB connection string has the option `{option}`: {remedy}")]
     UriOption { option: String, remedy: String },
+    /// A file that the connection string names cannot be used.
+    #[error("the MongoDB connection string has the option `{option}`: {}: {problem}", file.display())]
+    TlsFile { option: String, file: PathBuf, problem: String },
     /// The prefix of the collections' names is not possible.
     #[error(
         "the prefix of collections `{0}` (--collection-prefix, RECRUITER_COLLECTION_PREFIX) is not valid: use at most 64 letters, digits, `_`, `-` and `.`, beginning with a letter or `_`, for example jobs_"

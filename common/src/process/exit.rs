@@ -31,7 +31,7 @@ pub enum Exit {
     MemoryLimit = 75,
     /// MongoDB refuses the process: credentials, rights, a standalone server or one that is too old.
     Refused = 77,
-    /// A configuration file is invalid.
+    /// A file that a flag, an argument or the connection string names cannot be used.
     Config = 78,
     /// The job that was waited for has not ended in time.
     TimedOut = 124,
@@ -70,6 +70,7 @@ impl ConnectError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::InvalidUri(_) | Self::UriOption { .. } | Self::InvalidPrefix(_) => Exit::Usage,
+            Self::TlsFile { .. } => Exit::Config,
             Self::Unreachable { .. } | Self::Unusable { .. } => Exit::Unavailable,
             Self::WrongCredentials { .. }
             | Self::Standalone { .. }
