@@ -186,6 +186,39 @@ fn every_page_with_rust_is_compiled() {
     }
 }
 
+/// A line that is copied into the manifest of an application beside a clone of this repository.
+#[test]
+fn every_dependency_of_the_documents_exists_with_its_features() {
+    let mut dependencies = 0;
+    for (page, text) in documents() {
+        for line in text.split(['`', '\n']).filter(|line| line.contains(" = { path = \"")) {
+            let (name, rest) = line.split_once(" = ").unwrap();
+            let crate_path = rest.split('"').nth(1).and_then(|path| path.strip_prefix("../recruiter/"));
+            let manifest = document(&format!("{}/Cargo.toml", crate_path.unwrap_or_else(|| panic!("{}: {line}", page.display()))));
+            assert!(manifest.contains(&format!("name = \"{name}\"\n")), "{}: {line}", page.display());
+            let features = rest.split_once("features = [").map_or("", |(_, features)| features.split(']').next().unwrap());
+            for feature in features.split('"').skip(1).step_by(2) {
+                assert!(manifest.contains(&format!("\n{feature} = [")), "{}: {line}", page.display());
+            }
+            dependencies += 1;
+        }
+    }
+    assert!(dependencies > 3, "only {dependencies}");
+}
+
+/// Each program is the one of the package of this name.
+#[test]
+fn what_is_built_for_production_is_what_is_installed() {
+    let (page, target) = (document("docs/operating.md"), document("systemd/recruiter.target"));
+    let build = page.lines().find(|line| line.trim().starts_with("cargo build --release --locked --bins ")).unwrap();
+    let built: BTreeSet<&str> = build.split(" -p ").skip(1).map(|rest| rest.split(' ').next().unwrap()).collect();
+    let installed: BTreeSet<&str> = target.split_whitespace().filter_map(|word| word.strip_prefix("../target/release/")).collect();
+    assert_eq!(built, installed);
+    let worker = document("worker/Cargo.toml");
+    let needed = worker.split_once("required-features = [\"").unwrap().1.split('"').next().unwrap();
+    assert!(build.ends_with(&format!("--features recruiter-worker/{needed}")), "{build}");
+}
+
 #[test]
 fn every_command_and_flag_of_the_documents_exists() {
     let is_known = |flag: &str| HELPS.values().any(|help| said_of(help, flag).is_some());
