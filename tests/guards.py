@@ -8,7 +8,7 @@ How: the workspace is copied, and in the copy every filter is wrapped so that an
 out of it. That is built once (a build for each condition would take several times as long); then the tests run with all
 conditions, and once without each of them.
 
-What is a filter is found, not listed: whatever is passed to a method of a collection or is the `q` of an update command
+What is a filter is found, not listed: all that is passed to a method of a collection or is the `q` of an update command
 is followed back through variables, arguments and functions to the `doc! { … }` that make it. A condition is each key of
 these (but not a bare `_id`, which says who is meant), each member of `$and` and `$expr`, and each alternative of `$or`.
 What cannot be followed ends the script with the place where it got lost.
@@ -52,7 +52,7 @@ OPAQUE = {
 }
 
 # Conditions whose loss no test can see, each with the reason.
-PARTIAL = "the index that the query names has no other jobs; the query says so for whoever reads it"
+PARTIAL = "the index that the query names has no other jobs; the query says so for its reader"
 IMPLIED = {
     "due_in_walk/locked": PARTIAL,
     "expired_jobs/locked": PARTIAL,
@@ -72,7 +72,7 @@ IMPLIED = {
 }
 
 ASKS = "update_one update_many replace_one delete_one delete_many find find_one find_one_and_update count_documents".split()
-# Ways to ask that nobody uses: whoever is the first says here where their filter is.
+# Ways to ask that are not used yet: the first use names the position of its filter here.
 UNKNOWN_ASKS = "aggregate bulk_write find_one_and_delete find_one_and_replace watch".split()
 # What asks without any condition, each with the reason.
 WHOLE = {

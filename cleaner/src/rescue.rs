@@ -240,7 +240,7 @@ impl Rescuer {
     /// unlocked.
     async fn unlock(&mut self, document: &RawDocument) -> Result<(), StoreError> {
         let reason = match document.get_object_id("_id") {
-            Ok(id) => match self.store.unlock_if_held_by_nobody(id.into()).await {
+            Ok(id) => match self.store.unlock_if_unheld(id.into()).await {
                 Ok(true) => {
                     tracing::warn!(job.id = %id, "a job was locked without a holder: unlocked it");
                     return Ok(());

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn primes_are_counted_until_somebody_cancels() {
+    fn primes_are_counted_until_the_job_is_cancelled() {
         let primes = CountPrimes { below: 100 };
         assert_eq!(primes.execute(&(), &Context::for_tests().build()).unwrap(), 25);
         let cancelled = Context::for_tests().cancelled(recruiter_worker::Cancellation::Requested).build();

@@ -49,7 +49,7 @@ impl Store {
     }
 
     /// Replaces numbers of a consumer group that were given another type by hand: `$inc` would be refused for ever. The revision becomes one
-    /// that nobody has read.
+    /// that no process has read.
     async fn mend_numbers(&self, name: &str) -> Result<(), StoreError> {
         let number = |field: &str, otherwise: i64| {
             let field = format!("${field}");

@@ -79,7 +79,7 @@ impl Store {
         self.tell_enqueued(&self.to_tell(jobs));
     }
 
-    /// What the events of these jobs need, if somebody may ask for them.
+    /// What the events of these jobs need, if there may be subscribers.
     fn to_tell<'a>(&self, jobs: impl IntoIterator<Item = &'a Document>) -> Vec<ToldJob> {
         if self.publisher().wanted().is_none() {
             return Vec::new();

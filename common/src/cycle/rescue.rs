@@ -78,11 +78,11 @@ impl Store {
     /// Unlocks a job that is locked without a holder. No worker can have started it, so no execution has crashed.
     ///
     /// Filter: id, locked, still without a holder. Index: `_id`. Invariant: I8.
-    pub async fn unlock_if_held_by_nobody(&self, job: JobId) -> Result<bool, StoreError> {
+    pub async fn unlock_if_unheld(&self, job: JobId) -> Result<bool, StoreError> {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": job, "locked": true, "$or": [{ "last_execution.worker": null }, { "last_execution.start": null }] };
         let unlocked =
-            call("unlock_if_held_by_nobody", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await })
+            call("unlock_if_unheld", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await })
                 .await?;
         Ok(unlocked.modified_count == 1)
     }

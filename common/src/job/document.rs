@@ -65,7 +65,7 @@ pub enum CorruptJob {
     BeyondDates(i64),
     /// `locked` is true, but `last_execution` has no worker or no start.
     #[error("`locked` is true, but `last_execution` names no worker and start")]
-    LockedByNobody,
+    LockedWithoutHolder,
     /// The items or their recorded outcomes are invalid.
     #[error(transparent)]
     Bundle(#[from] InvalidBundle),
@@ -150,7 +150,7 @@ impl Job {
             (_, true, Some(Execution { worker: Some(worker), start: Some(start), .. })) => {
                 JobState::Locked { worker: *worker, claim: Claim { job: stored.id, start: *start } }
             }
-            (_, true, _) => return Err(CorruptJob::LockedByNobody),
+            (_, true, _) => return Err(CorruptJob::LockedWithoutHolder),
             // A document that was copied back from the archive by hand may have a `why`.
             (_, false, _) => JobState::Waiting { at: due_date(document, stored.scheduled_at)? },
         };
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(check(doc! { "why": "done", "scheduled_at": due }), "scheduled", "copied back from the archive by hand");
         assert_eq!(check(doc! { "why": "done", "locked": true, "last_execution": start.clone() }), "started");
         assert_eq!(check(doc! { "locked": true, "last_execution": start }), "started");
-        assert_eq!(check(doc! { "locked": true, "scheduled_at": due }), CorruptJob::LockedByNobody.to_string());
+        assert_eq!(check(doc! { "locked": true, "scheduled_at": due }), CorruptJob::LockedWithoutHolder.to_string());
         assert_eq!(check(doc! {}), CorruptJob::NeverDue.to_string());
         assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is not a valid count");
         let problem = "the document is not a job: `priority` is 12; it must be from 0 to 9";

@@ -70,7 +70,7 @@ pub fn line_of_gate(gate: &str) -> Option<&str> {
 
 /// The resources in a gate.
 pub fn resources_in(gate: &str) -> impl Iterator<Item = &str> {
-    // A line is one resource, whatever its key.
+    // A line is one resource. Its key may have separators.
     let (line, resources) = if line_of_gate(gate).is_some() { (Some(gate), "") } else { (None, gate) };
     line.into_iter().chain(resources.split(SEPARATOR).filter(|resource| !resource.is_empty()))
 }

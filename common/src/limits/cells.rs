@@ -127,7 +127,7 @@ impl Store {
     ///
     /// Filter: id, and no later term. Index: `_id`. Invariant: a rate: no failover and no change of the leader forgets a cell that was taken.
     /// Harmless to repeat.
-    /// Loses when a later leader has written a cell, or somebody a later term: then the caller's term is over. The next one is later than that.
+    /// Loses when a cell or the term was written by a later leader: then the caller's term is over. The next one is later than that.
     pub async fn keep_cells(&self, term: LeaseTerm, cells: &[(String, RateCell)], fast: Option<&FastLimits>) -> Result<bool, StoreError> {
         let cells = cells.iter().map(|(resource, cell)| {
             let of_no_later = doc! { "_id": format!("{CELL}{resource}"), "$and": [term.no_later_in("term")] };

@@ -129,7 +129,7 @@ pub struct Client {
     pub(crate) parts: Arc<Parts>,
 }
 
-/// The same connection with the operations of the three programs. Whoever has it has the [`Client`] as well.
+/// The same connection with the operations of the three programs. It dereferences to the [`Client`].
 #[derive(Clone, Debug)]
 pub struct Store(Client);
 

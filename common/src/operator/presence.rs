@@ -27,7 +27,7 @@ pub enum Leader {
     /// The leader, as `host:pid`.
     Leads(String),
     /// No leader, and the reason.
-    Nobody(String),
+    Absent(String),
 }
 
 impl Client {
@@ -45,14 +45,14 @@ impl Leader {
     pub(crate) async fn find(store: &Store) -> Result<Self, StoreError> {
         let now = store.now();
         Ok(match store.observe_lease().await? {
-            None => Self::Nobody("no recruiter has led yet".into()),
+            None => Self::Absent("no recruiter has led yet".into()),
             Some(lease) => {
                 let who = printable(&lease.holder_at, 80);
                 let lease_ms = if lease.lease_ms > 0 { lease.lease_ms } else { USUAL_LEADERS_LEASE_MS };
                 match lease.renewed_at {
-                    _ if lease.released => Self::Nobody(format!("the last leader, {who}, has stopped")),
+                    _ if lease.released => Self::Absent(format!("the last leader, {who}, has stopped")),
                     Some(at) if now - at > TimeDelta::milliseconds(lease_ms.into()) => {
-                        Self::Nobody(format!("the last leader, {who}, has not renewed its lease for {}", apart(at, now)))
+                        Self::Absent(format!("the last leader, {who}, has not renewed its lease for {}", apart(at, now)))
                     }
                     _ => Self::Leads(who),
                 }
@@ -64,7 +64,7 @@ impl Leader {
     pub fn line(&self) -> String {
         match self {
             Self::Leads(who) => format!("leader: {who}"),
-            Self::Nobody(why) => format!("no recruiter leads: due jobs are not assigned ({why})"),
+            Self::Absent(why) => format!("no recruiter leads: due jobs are not assigned ({why})"),
         }
     }
 
@@ -72,13 +72,13 @@ impl Leader {
     pub fn holder(&self) -> Option<&str> {
         match self {
             Self::Leads(who) => Some(who),
-            Self::Nobody(_) => None,
+            Self::Absent(_) => None,
         }
     }
 
     /// Whether no recruiter leads.
     pub fn is_missing(&self) -> bool {
-        matches!(self, Self::Nobody(_))
+        matches!(self, Self::Absent(_))
     }
 }
 
@@ -232,7 +232,7 @@ impl Presence {
     }
 
     /// The reason why no live worker takes jobs of this class and group; `None` if there is such a worker.
-    pub fn why_nobody_takes(&self, class: &str, group: &str) -> Option<String> {
+    pub fn why_no_worker_takes(&self, class: &str, group: &str) -> Option<String> {
         let mut living = self.0.iter().filter(|worker| worker.is_alive()).peekable();
         if living.peek().is_none() {
             return Some("no worker is running".into());
@@ -262,12 +262,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_takes_has_a_reason() {
+    fn a_class_without_workers_has_a_reason() {
         let now = Instant::UNIX_EPOCH + TimeDelta::hours(1);
         let seen = |seconds_ago: i64| bson::DateTime::from_chrono(now - TimeDelta::seconds(seconds_ago));
         let workers = |documents: Vec<Document>| Presence(documents.into_iter().map(|document| Worker::of(document, now)).collect());
         let check = |workers: &Presence, class: &str, group: &str, expected: Option<&str>| {
-            assert_eq!(workers.why_nobody_takes(class, group).as_deref(), expected);
+            assert_eq!(workers.why_no_worker_takes(class, group).as_deref(), expected);
         };
         let living = doc! { "classes": ["a", "b"], "work_on": ["g", "h"], "last_seen_at": seen(1), "lease_ms": 20_000_i64 };
         let some = workers(vec![living, doc! { "classes": ["c"], "work_on": "*", "last_seen_at": seen(21), "lease_ms": 20_000 }]);
@@ -278,7 +278,7 @@ mod tests {
         check(&dead, "a", "g", Some("no worker is running"));
         check(&Presence::default(), "a", "g", Some("no worker is running"));
         let quiet = doc! { "classes": ["a"], "work_on": "*", "last_seen_at": seen(1), "lease_ms": 20_000, "wanted": "quiet" };
-        let reason = workers(vec![quiet.clone()]).why_nobody_takes("a", "g").unwrap();
+        let reason = workers(vec![quiet.clone()]).why_no_worker_takes("a", "g").unwrap();
         assert!(reason.contains("is quiet or stops"), "{reason}");
         let other = Document::from_iter(quiet.clone().into_iter().filter(|(field, _)| field != "wanted"));
         check(&workers(vec![quiet, other]), "a", "g", None);

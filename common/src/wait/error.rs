@@ -25,7 +25,7 @@ pub enum WaitError {
     #[error("job {job} has ended, and nothing of it is kept: it succeeded with `keep: failures`")]
     NotKept { job: JobId },
     /// The job was deleted during the wait. How it has ended is unknown.
-    #[error("job {job} is gone and is not in the archive: somebody has deleted it, and how it has ended is unknown")]
+    #[error("job {job} is gone and is not in the archive: it was deleted, and how it has ended is unknown")]
     Gone { job: JobId },
     /// The job became other jobs. Wait for those whose results are wanted.
     #[error("job {job} became other jobs: wait for one of them ({jobs:?})")]

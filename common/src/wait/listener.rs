@@ -41,7 +41,7 @@ pub(super) async fn listen(store: Store) {
 async fn subscribe(store: &Store, id: ObjectId) {
     let wanted = Wanted { ends: true, ..Wanted::default() };
     loop {
-        // Without a ring nobody may publish: `events` may be a collection of the application.
+        // Without a ring no process may publish: `events` may be a collection of the application.
         let asked = async {
             store.prepare_events(None).await?;
             store.subscribe(id, &wanted, RENEW_EVERY * 3).await

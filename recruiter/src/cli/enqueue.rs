@@ -229,7 +229,7 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
     }
     match enqueued {
         Ok(enqueued) => {
-            // Whoever waits for the result wants nothing else on standard output.
+            // With --wait, only the result is on standard output.
             if !args.wait {
                 write_ids(out, args.format, &enqueued)?;
                 out.flush()?;

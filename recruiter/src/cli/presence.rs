@@ -64,7 +64,7 @@ pub(super) async fn warn_of_unmet(store: &Store, needs: &Needs) {
     let mut reasons = BTreeSet::new();
     if let Ok(workers) = store.workers().list().await {
         for (class, group, policies) in &needs.kinds {
-            let untaken = workers.why_nobody_takes(class, group).map(|reason| format!("{reason}; the job waits until there is one"));
+            let untaken = workers.why_no_worker_takes(class, group).map(|reason| format!("{reason}; the job waits until there is one"));
             let unknown = || Some(format!("{}; the job waits until one does", workers.why_unknown(class, group, policies)?));
             reasons.extend(untaken.or_else(unknown));
         }

@@ -75,7 +75,7 @@ class Cache:
                 env={"CARGO_TARGET_DIR": str(target)},
             )
             shutil.copy(target / "release" / directory, program)
-            shutil.rmtree(target)  # a gigabyte that nobody needs again
+            shutil.rmtree(target)  # a gigabyte that is not needed again
         return program
 
     def node_version(self, package):
@@ -84,7 +84,7 @@ class Cache:
 
 
 def recruiter():
-    """Our own program. It is not built here: whoever measures says what."""
+    """Our own program. It is not built here: the caller names it."""
     named = os.environ.get("RECRUITER_BIN")
     program = Path(named) if named else REPOSITORY / "target/release/recruiter"
     if not program.is_file():

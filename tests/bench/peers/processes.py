@@ -13,7 +13,7 @@ from .servers import child, tail
 
 READY_WITHIN = 60.0  # seconds
 WARM_UP = 5  # jobs that are not counted: connections, code and cursors are not there yet
-# An idle system, and not always at the same point of somebody's polling.
+# An idle system, and not always at the same point of a poll.
 PAUSE = (0.020, 0.060)
 
 

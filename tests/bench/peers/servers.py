@@ -42,7 +42,7 @@ class MongoAt:
         self.uri = uri
 
     def fresh(self, number):
-        """The URI of a database that nobody has used."""
+        """The URI of an unused database."""
         address, _, options = self.uri.partition("?")
         return f"{address.rsplit('/', 1)[0]}/bench{number}" + (f"?{options}" if options else "")
 

@@ -14,7 +14,7 @@ from .servers import Mongo, Postgres, Redis
 # A run that takes longer is broken, or its number of jobs is far off.
 WITHIN = 300.0  # seconds
 
-# With `--ordinary`: what every system has, whatever else is its best.
+# With `--ordinary`: what every system has, besides its best.
 TEN_SLOTS = {"processes": ordinary.PROCESSES, "concurrency": ordinary.SLOTS_EACH}
 
 
@@ -105,7 +105,7 @@ class Recruiter(System):
             yield {**row, "conditions": told.get("conditions")}
 
     def bench(self, address, *arguments):
-        # `recruiter bench` takes the address by a variable of its own, so that nobody measures on a database in use.
+        # `recruiter bench` takes the address by a variable of its own, so that no measurement uses a database in use.
         uri = {"MONGODB_URI": address, "RECRUITER_BENCH_ON": address}
         return json.loads(command([self.program, "bench", "--json", *arguments], uri).splitlines()[-1])
 

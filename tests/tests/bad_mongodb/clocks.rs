@@ -27,7 +27,7 @@ use recruiter_tests::{
 
 use crate::server::{SETS, whole};
 
-// The clocks are wrong by an hour: whoever trusted one would be wrong by far more than these times, which no busy machine exceeds.
+// The clocks are wrong by an hour: a process that trusted one would be wrong by far more than these times, which no busy machine exceeds.
 const RECRUITER: &[&str] = &["--lease", "10s", "--poll", "400ms"];
 /// An archive that is pruned by a clock that is an hour ahead is empty.
 const CLEANER: &[&str] =
@@ -41,7 +41,7 @@ const DELAY: Duration = Duration::from_secs(2);
 const HALF_AN_HOUR_MS: i64 = 30 * 60 * 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_clock_kills_nobody_loses_no_lease_and_starts_nothing_early() {
+async fn a_wrong_clock_kills_no_worker_loses_no_lease_and_starts_nothing_early() {
     let cases =
         [Role::Recruiter, Role::Cleaner, Role::Worker].into_iter().flat_map(|role| [(role, ["+1h", "-1h"]), (role, ["-1h", "+1h"])]);
     join_all(cases.map(|(role, steps)| wrong_process(role, steps))).await;
@@ -89,7 +89,7 @@ async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
     expect(lease(&world).await.unwrap().get_i64("term").unwrap() == term, "the lease was lost");
 
     // Its host vanishes, and the leader is killed. The one is declared dead neither early nor late, and the standby waits for the lease,
-    // whatever the clock does in the meantime.
+    // no matter what the clock does in the meantime.
     let vanished = world.enqueue(Entry::lasting(600_000), Policy::Never).await.unwrap();
     let worker = holder(&mut world, vanished).await;
     world.database.raw("roster").update_one(doc! { "pid": worker }, doc! { "$set": { "boot_id": "another machine" } }).await.unwrap();
@@ -318,7 +318,7 @@ fn now_ms() -> i64 {
 
 /// Heartbeats jump by an hour, forward and back; so do the starts of leases, the dates of jobs, everything that the server stamps.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
+async fn a_failover_to_a_member_whose_clock_is_wrong_kills_no_worker() {
     let _turn = SETS.acquire().await.unwrap();
     let clock = Clock::offset("+1h");
     let mut set = ReplicaSet::start_with(&[&[], &[], &clock.environment()]).await;
@@ -335,7 +335,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
     // The first one is a jump forward and one back as well.
     let offsets = [("+1h", 1), ("-1h", -1)];
     for (offset, hours) in offsets.into_iter().take(if full_length() { 2 } else { 1 }) {
-        // While it does not run: after a jump back by two hours nobody could read its oplog any more (6.0.5 with libfaketime), as if
+        // While it does not run: after a jump back by two hours it could not read its oplog any more (6.0.5 with libfaketime), as if
         // one of its threads waited for an instant of the old time.
         set.elect(0).await;
         set.kill(2).await;
@@ -356,7 +356,7 @@ async fn a_failover_to_a_member_whose_clock_is_wrong_kills_nobody() {
             let job = enqueue_due_by_any_clock(&world, &Entry::default(), 1).await[0];
             until(&mut world, "a new one is done", async |world| world.count("archived", doc! { "_id": job }).await == 1).await;
             recoveries.push(begin.elapsed());
-            // Now is now by its clock, whatever the last one's said.
+            // Now is now by its clock, not by that of the last one.
             let enqueue = async || world.enqueue(Entry::default().as_job(), Policy::SentAgain).await.ok();
             let job = wait_for(SOON, "it is enqueued", enqueue).await;
             until(&mut world, "one is done that is due at once", async |world| world.count("archived", doc! { "_id": job }).await == 1)

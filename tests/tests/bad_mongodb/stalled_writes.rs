@@ -39,7 +39,7 @@ async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {
 /// I10: reads show heartbeats that do not change, and all processes live. When writes go on, heartbeats that waited in MongoDB and
 /// what a cleaner has sent meanwhile are carried out in any order; one worker sends its heartbeat only then, which is the worst case.
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_is_declared_dead_while_writes_stand_still() {
+async fn no_worker_is_declared_dead_while_writes_stand_still() {
     let mut world = World::on(TestDatabase::of_its_own().await).await;
     let late = Registration { lease_ms: 600, ..announcement(1) };
     // For a retirement in the middle; no cleaner would send it so soon.

@@ -161,7 +161,7 @@ async fn successes_of_which_nothing_is_kept_are_counted_by_period() {
 
 /// A cancellation, or the end of a document that is no job.
 #[tokio::test]
-async fn what_is_nobodys_is_archived_as_it_was_read() {
+async fn a_document_without_holder_is_archived_as_it_was_read() {
     let setting = Setting::new().await;
     let [untouched, locked, handed_back] = setting.jobs().await;
     let jobs = read(&setting.store, &[untouched, locked, handed_back]).await;

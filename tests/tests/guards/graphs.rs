@@ -45,7 +45,7 @@ async fn only_jobs_that_wait_are_listed_and_read() {
     assert_eq!(set_of(documents.into_iter().map(|(job, _)| job)), set_of([one]), "not one that was not asked for");
     s.lock(other).await;
     let documents = s.store.waiting_documents(&[parent, one, other]).await.unwrap();
-    assert_eq!(set_of(documents.into_iter().map(|(job, _)| job)), set_of([one]), "not one that runs, whatever it says");
+    assert_eq!(set_of(documents.into_iter().map(|(job, _)| job)), set_of([one]), "not one that runs");
 }
 
 #[tokio::test]

@@ -173,7 +173,7 @@ async fn the_cells_of_slow_rates_outlive_their_leader_and_those_of_a_later_one_s
     setting.set("metadata", "rate:api", doc! { "cell": bson::DateTime::from_chrono(now + 3 * hour) }).await;
     assert_eq!(setting.store.kept_cells(LeaseTerm(8)).await.unwrap().cells["api"].rate, None);
 
-    // Just used up, whatever the rate is.
+    // Just used up, at any rate.
     setting.set("metadata", "rate:api", doc! { "cell": "x" }).await;
     let unreadable = setting.store.kept_cells(LeaseTerm(8)).await.unwrap().cells["api"];
     assert!(unreadable.at > now + chrono::TimeDelta::days(366) && unreadable.rate.is_none(), "{unreadable:?}");

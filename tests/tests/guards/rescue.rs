@@ -41,7 +41,7 @@ async fn the_sweep_finds_what_is_locked_step_by_step() {
 
 /// I8, I5: an incomplete lock has no holder, a complete one has.
 #[tokio::test]
-async fn a_lock_is_taken_off_only_when_nobody_holds_it() {
+async fn a_lock_is_taken_off_only_without_a_holder() {
     let setting = Setting::new().await;
     let [bare, no_start, no_worker, held] = setting.jobs().await;
     setting.set("scheduled", bare, doc! { "locked": true }).await;
@@ -55,7 +55,7 @@ async fn a_lock_is_taken_off_only_when_nobody_holds_it() {
     insert_unvalidated(&setting.database, vec![without]).await;
     for (job, nobodys) in [(bare, true), (no_start, true), (no_worker, true), (held, false), (without_lock, false)] {
         let before = setting.scheduled(job).await;
-        assert_eq!(setting.store.unlock_if_held_by_nobody(job).await.unwrap(), nobodys, "{before}");
+        assert_eq!(setting.store.unlock_if_unheld(job).await.unwrap(), nobodys, "{before}");
         let after = setting.scheduled(job).await;
         assert!(if nobodys { !after.get_bool("locked").unwrap() } else { after == before }, "{after}");
     }

@@ -41,7 +41,7 @@ use crate::{PATIENT, SOON, close, end_of, roster, until_available, wait};
 /// Every process of a host stands still for longer than a death takes and goes on, all in any order; in every other round the
 /// MongoDB as well.
 #[tokio::test]
-async fn when_a_host_wakes_up_nobody_alive_is_declared_dead() {
+async fn when_a_host_wakes_up_no_living_worker_is_declared_dead() {
     let seed = rand::random();
     println!("seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
@@ -110,7 +110,7 @@ async fn stop(container: &mut Process) {
 /// Three workers of one hostname, two of them process 1 of containers of their own, another one out here; a cleaner out here that
 /// finds something else at process 1, and one in a container that finds no process.
 #[tokio::test]
-async fn nobody_is_gone_for_a_cleaner_that_cannot_see_its_process() {
+async fn no_worker_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &["--dead-after", "8s"], &[]);

@@ -69,7 +69,7 @@ async fn what_a_worker_says_after_its_death_is_refused_and_it_comes_back_as_anot
     sleeper.pause();
     wait(&world, "they stand still", async || zombies.iter().all(|(_, zombie)| world.members[*zombie].process.is_stopped())).await;
 
-    // Only from now on, so that nobody else dies on a busy machine; the heir has a long lease for the same reason.
+    // Only from now on, so that no other worker dies on a busy machine; the heir has a long lease for the same reason.
     let cleaner = world.start(Role::Cleaner, &[], &[]);
     let heir = world.start(Role::Worker, &["--lease", "10m"], &[]);
     wait(&world, "their jobs have ended, are put off, or are running again", async || {

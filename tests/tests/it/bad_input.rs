@@ -560,7 +560,7 @@ async fn one_job_that_cannot_be_archived_does_not_stop_the_cleaner() {
 
 /// Hand-deleted roster documents and half-written locks are found by the slow sweep.
 #[tokio::test]
-async fn jobs_locked_by_nobody_in_the_roster_are_found() {
+async fn jobs_that_no_worker_in_the_roster_has_locked_are_found() {
     let (database, store) = prepared().await;
     let system = System::start(&database, Setup { workers: 0, cleaner: &["--sweep-every", "200ms"], ..Setup::default() });
     let worker = Process::on(&database, "recruiter-worker", &["--builtins"]);

@@ -267,7 +267,7 @@ async fn a_message_that_cannot_be_a_job_is_skipped_and_an_idle_group_keeps_up() 
     .await;
     publish(&store, "a", [2]).await;
     wait_until(SOON, "the message after that", async || numbers(&database, "generic").await.len() == 2).await;
-    // Removed and declared again: another group, whatever its revision is.
+    // Removed and declared again: another group, with any revision.
     assert!(store.consumers().remove("g").await.unwrap());
     store.consumers().declare("g", patterns(["a"]), handle(), From::Now).await.unwrap();
     publish(&store, "a", [3]).await;

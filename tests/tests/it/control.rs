@@ -105,7 +105,7 @@ async fn workers_are_stopped_by_host_with_code_0_once_their_jobs_end() {
     assert!(code == 0 && out.matches("drains and ends").count() == 2, "{out}{err}");
     let (code, _, err) = cli(&world.database, &["workers", "resume", "--host", &host]);
     assert!(code == 1 && err.contains("cannot be undone"), "{err}");
-    // Its worker lets it run until somebody else ends it.
+    // Its worker lets it run until another process ends it.
     assert_eq!(cli(&world.database, &["jobs", "cancel", &job.to_string()]).0, 0);
     for process in &mut stopped {
         assert_eq!(process.wait_exit(SOON).await.code(), Some(0), "{}", process.stderr());

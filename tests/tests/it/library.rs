@@ -516,7 +516,7 @@ async fn reads_go_to_the_primary_even_when_the_uri_prefers_secondaries() {
 
 /// Listening for hints takes a connection for as long as nothing is said.
 #[tokio::test]
-async fn a_connection_string_that_allows_too_few_connections_starves_nobody() {
+async fn a_connection_string_that_allows_too_few_connections_starves_no_job() {
     let database = TestDatabase::new().await;
     let mut connect = recruiter_tests::local::connect_args(&database);
     connect.uri += if connect.uri.contains('?') { "&maxPoolSize=1" } else { "?maxPoolSize=1" };

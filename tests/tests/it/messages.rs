@@ -107,7 +107,7 @@ async fn what_is_not_possible_is_refused() {
     let nonsense = "00".parse::<Position>().unwrap();
     let refused = store.subscribe_to([pattern("a")], From::After(nonsense)).await.unwrap_err();
     assert!(matches!(refused, SubscribeError::NoPosition), "{refused:?}");
-    // Documents that others have inserted stop nobody.
+    // Documents that others have inserted stop no reader.
     let mut messages = store.subscribe_to([pattern("*")], From::Now).await.unwrap();
     for strange in [
         doc! { "messages": [{ "topic": "a" }] },

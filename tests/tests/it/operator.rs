@@ -472,7 +472,7 @@ async fn an_interrupted_retry_goes_on_where_it_was() {
 
 /// I9.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn what_nobody_can_read_is_shown_and_hides_nothing() {
+async fn an_unreadable_document_is_shown_and_hides_nothing() {
     let (database, store) = prepared().await;
     let bad = |place: &str, field: &str| {
         let mut job = minimal_job("good");
@@ -538,7 +538,7 @@ fn not_utf8(document: &Document) -> RawDocumentBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn it_is_said_who_leads_and_what_nobody_takes() {
+async fn the_leader_and_jobs_without_workers_are_shown() {
     let (database, store) = prepared().await;
     let waits = minimal_job("noop");
     let id = waits.get_object_id("_id").unwrap().to_hex();

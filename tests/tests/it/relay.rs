@@ -165,7 +165,7 @@ async fn a_connected_worker_gets_jobs_and_cancellations_without_tailing_and_othe
     let at = setting.relay().await.unwrap();
     assert_eq!(std::fs::metadata(socket(&at)).unwrap().permissions().mode() & 0o777, 0o660);
     let near = setting.connected_worker("near").await;
-    // Whoever comes later does not find the socket. Open connections stay.
+    // Later processes do not find the socket. Open connections stay.
     std::fs::remove_file(socket(&at)).unwrap();
     let far = setting.worker("far").await;
     setting.until_tails(1).await;
@@ -234,7 +234,7 @@ async fn a_frozen_leader_does_not_make_a_worker_deaf() {
 }
 
 #[tokio::test]
-async fn hostile_peers_are_disconnected_and_delay_nobody() {
+async fn hostile_peers_are_disconnected_and_delay_no_other() {
     let setting = Setting::new().await;
     let recruiter = setting.leader(&["--poll=20s", "--lease=60s"]).await;
     let worker = setting.connected_worker("g").await;

@@ -107,7 +107,7 @@ async fn the_life_of_jobs_and_workers_can_be_followed() {
     worker.stop().await;
     until(&mut events, "worker.left").await;
     recruiter.stop().await;
-    // Whoever comes late may read what is still held.
+    // A late reader may read what is still held.
     let past = store.past_events(patterns(&["job.*.Act"]), None).await.unwrap();
     assert!(topics(&past, failed).len() >= 4 && past.iter().all(|event| event.topic.starts_with("job.")));
     let mut again = store.events(patterns(&["pause.*"]), Some(store.now() - chrono::TimeDelta::minutes(5))).await.unwrap();
@@ -131,7 +131,7 @@ async fn only_topics_that_are_asked_for_are_published() {
     pause(Duration::from_millis(1_200)).await;
     NewJob::of_class("wanted", doc! {}).enqueue(&store).await.unwrap();
     store.flush_events().await;
-    assert_eq!(database.count("events", doc! { "events": { "$exists": true } }).await, 1, "nobody asks any more");
+    assert_eq!(database.count("events", doc! { "events": { "$exists": true } }).await, 1, "no process asks any more");
 }
 
 fn document(by: ObjectId, first: i64, topics: &[&str]) -> Document {

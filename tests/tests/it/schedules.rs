@@ -403,7 +403,7 @@ async fn a_file_is_the_truth_about_its_namespace() {
     let said = apply(&format!("{c}[schedules.d]\ncron = \"0 0 31 2 *\"\njob = {{ class = \"noop\" }}\n"), &[]);
     assert_eq!(said.code, 78);
     assert!(said.err.contains("schedules.toml:6:8: `0 0 31 2 *` never runs"), "{}", said.err);
-    // Neither if one belongs to somebody else.
+    // Neither if one belongs to another.
     let said = apply(&format!("{c}{}", a.replace("schedules.a", "schedules.foreign")), &[]);
     assert_eq!(said.code, 1);
     assert!(said.err.contains("`foreign` belongs to no namespace") && said.err.contains("nothing was changed"), "{}", said.err);
@@ -412,7 +412,7 @@ async fn a_file_is_the_truth_about_its_namespace() {
     assert_eq!(database.raw("schedulers").distinct("_id", doc! {}).await.unwrap(), ["a", "foreign"].map(Bson::from));
     let said = recruiter(&database, &["schedules", "apply", "/nosuch.toml"]);
     assert!(said.code == 78 && said.err.contains("cannot read the file of schedules `/nosuch.toml`"), "{}", said.err);
-    // Whatever a dry run accepts: blanks of other scripts, and every name.
+    // Everything that a dry run accepts: blanks of other scripts, and every name.
     let odd = "[schedules.a]\ncron = \" 0\\u00A03\\u2003* * *\"\njob = { class = \"noop\" }\n".to_owned()
         + "[schedules.e]\ncron = \"@Midnight\"\njob = { class = \"noop\" }\n";
     for args in [&["--dry-run", "--json"][..], &["--json"]] {

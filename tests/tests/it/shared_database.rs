@@ -424,7 +424,7 @@ async fn a_collection_that_an_application_made_and_fills_later_is_left_alone() {
     let refused = own.publish_message("a", &doc! {}).await.unwrap_err().to_string();
     assert!(refused.contains("`messages`"), "{refused}");
     assert_eq!(database.raw("messages").list_index_names().await.unwrap().len(), 2);
-    // Listed, for whatever reason.
+    // Listed, for any reason.
     let listed = doc! { "listCollections": 1, "filter": { "name": "messages" } };
     let listed: Vec<Document> = database.database().run_cursor_command(listed).await.unwrap().try_collect().await.unwrap();
     let uuid = listed[0].get_document("info").unwrap().get("uuid").unwrap();

@@ -155,7 +155,7 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
 #[tokio::test]
 async fn programs_cannot_read_the_credentials_of_the_processes() {
     let database = TestDatabase::new().await;
-    // Others can read the file in this directory, whatever TMPDIR and the umask are.
+    // Others can read the file in this directory, with every TMPDIR and umask.
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let config = directory.path().join("workables.toml");

@@ -127,7 +127,7 @@ async fn a_key_is_free_when_its_scope_ends() {
     let archived = database.only("archived", doc! { "_id": first.id }).await;
     assert_eq!(archived.get_str("unique_while_waiting").unwrap(), "w", "people still see it");
 
-    // Until it is finished, in whatever way.
+    // Until it is finished, in any way.
     let finished = || keyed(0, Unique::by_key("f"));
     let first = enqueue(&store, finished()).await;
     let held = start_one(&store, first.id).await;

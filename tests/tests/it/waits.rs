@@ -143,7 +143,7 @@ async fn hints_end_waits_and_without_them_looks_do() {
     let running = Running::new().await;
     let store = &running.store;
     assert_eq!(double(1).enqueue(store).await.unwrap().wait::<Double>(store, SOON).await.unwrap(), 2);
-    // Until every process knows that somebody waits.
+    // Until every process knows of the waiter.
     recruiter_common::shutdown::pause(Duration::from_millis(2_600)).await;
     let median = async || {
         let mut waits = Vec::new();
@@ -160,7 +160,7 @@ async fn hints_end_waits_and_without_them_looks_do() {
     let hints = async || running.database.count("events", doc! { "ended": { "$exists": true } }).await;
     assert!(hints().await >= 11);
     let is_looked_for = async || {
-        // Nobody publishes any more, until the subscription is renewed.
+        // No process publishes any more, until the subscription is renewed.
         running.database.raw("metadata").delete_one(doc! { "_id": "subscribers" }).await.unwrap();
         recruiter_common::shutdown::pause(Duration::from_millis(1_500)).await;
         let before = hints().await;
@@ -214,7 +214,7 @@ async fn a_collection_of_the_application_is_left_alone() {
 }
 
 #[tokio::test]
-async fn jobs_for_which_nobody_waits_publish_nothing() {
+async fn jobs_without_waiters_publish_nothing() {
     let running = Running::new().await;
     let jobs: Vec<NewJob> = (0..50).map(double).collect();
     running.store.enqueue_many(jobs).await.unwrap();

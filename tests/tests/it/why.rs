@@ -241,7 +241,7 @@ async fn an_absent_cleaner_is_noticed() {
     stage.check(assigned, Reason::WorkerSilent, "does not answer").await;
     stage.silent_for(2.5).await;
     stage.check(assigned, Reason::NoCleaner, "was assigned to worker").await;
-    // Nobody archives an expired job.
+    // No cleaner archives the expired job.
     let expired = stage.insert(doc! { "expires_at": bson::DateTime::from_millis(1) }).await;
     stage.check(expired, Reason::Expired, "recruiter-cleaner").await;
     stage.store.prepare_expiring_jobs().await.unwrap();

@@ -110,7 +110,7 @@ async fn the_jobs_of_a_host_that_vanished_are_ended_within_two_seconds_of_dead_a
 
 /// Both cores are busy with something else as well, and the workers with more than they can do.
 #[tokio::test]
-async fn under_full_load_nobody_alive_is_declared_dead() {
+async fn under_full_load_no_living_worker_is_declared_dead() {
     let _turn = one_at_a_time().await;
     // Other programs may have stopped everything here for longer than a death takes: not three times in a row.
     let mut row = Row::new("both cores are busy, --dead-after 5s (no live worker is declared dead)");

@@ -130,7 +130,7 @@ pub(crate) struct Known {
 impl Notes {
     pub(crate) fn note(self: &Arc<Self>, fields: Fields, change: impl FnOnce(&mut Known)) {
         let mut known = self.known.lock();
-        let somebody_waited = !known.waiting.is_empty();
+        let was_waited_for = !known.waiting.is_empty();
         change(&mut known);
         known.noted.add(fields);
         known.unwritten.add(fields);
@@ -138,7 +138,7 @@ impl Notes {
             return;
         }
         let is_new = !std::mem::replace(&mut known.is_queued, true);
-        let is_urgent = !somebody_waited && !known.waiting.is_empty();
+        let is_urgent = !was_waited_for && !known.waiting.is_empty();
         if let Some((_, queue)) = self.destination.as_ref().filter(|_| !known.is_closed && (is_new || is_urgent)) {
             queue.queue(is_new.then(|| self.clone()));
         }

@@ -96,7 +96,7 @@ impl Client {
             add(Why::new(Reason::WaitsForJobs, "they wait for the ends of other jobs; `recruiter jobs why` names them"), counts.for_jobs);
             let once_more = "they run once more after the jobs that have their unique keys; `recruiter jobs why` names them";
             add(Why::new(Reason::WaitsForPredecessor, once_more), counts.for_predecessors);
-            if let Some(why) = situation.why_nobody(lane) {
+            if let Some(why) = situation.why_not_run(lane) {
                 add(why, due);
                 continue;
             }
@@ -186,7 +186,7 @@ async fn why_running(store: &Store, worker: WorkerId) -> Result<Why, StoreError>
 async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> Result<Why, StoreError> {
     let lane = Lane { gate: job.gate.clone(), ..Lane::new(job.settings.group(), &job.class) };
     let situation = Situation::read(store, std::slice::from_ref(&lane)).await?;
-    if let Some(why) = situation.why_nobody(&lane) {
+    if let Some(why) = situation.why_not_run(&lane) {
         return Ok(why);
     }
     if let Some(head) = situation.head_of(&lane).map(|head| head.job.id).filter(|head| *head != job.id) {

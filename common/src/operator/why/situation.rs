@@ -80,7 +80,7 @@ impl Situation {
     }
 
     /// Why no process assigns or takes jobs of this lane.
-    pub(crate) fn why_nobody(&self, lane: &Lane) -> Option<Why> {
+    pub(crate) fn why_not_run(&self, lane: &Lane) -> Option<Why> {
         self.why_no_leader().or_else(|| self.why_not_taken(lane))
     }
 
@@ -91,7 +91,7 @@ impl Situation {
 
     /// Why no running worker takes jobs of this lane.
     pub fn why_not_taken(&self, lane: &Lane) -> Option<Why> {
-        let reason = self.workers.why_nobody_takes(&lane.class, &lane.group)?;
+        let reason = self.workers.why_no_worker_takes(&lane.class, &lane.group)?;
         let silent = |worker: &&Worker| !worker.is_retired && worker.silent_for.is_some() && worker.takes(&lane.class, &lane.group);
         let silent: Vec<&Worker> = self.workers.0.iter().filter(silent).collect();
         if silent.is_empty() {

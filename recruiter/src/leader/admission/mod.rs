@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lowered_capacity_takes_nothing_away_and_admits_nobody() {
+    fn a_lowered_capacity_takes_nothing_away_and_admits_no_job() {
         let (mut admission, worker) = (limited([("printer", capacity(3))]), WorkerId::new());
         (0..3).for_each(|_| _ = admission.admit(worker, &lane("printer"), &job(), at(0)).unwrap());
         assert_eq!(admission.can_wait_in(&lane("printer"), at(0)), [worker].into());

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_nobody_starts_is_left_alone_for_a_growing_while() {
+    fn a_job_that_no_worker_starts_is_left_alone_for_a_growing_while() {
         let (a, b, c) = (WorkerId::new(), WorkerId::new(), WorkerId::new());
         assert_eq!(pauses(&[a, a, a, a, a], false), [0, 50, 100, 200, 400]);
         assert_eq!(pauses(&[a; 30], false).last(), Some(&60_000));

@@ -124,7 +124,7 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
 async fn gather(pending: &Pending, queue: &mut mpsc::UnboundedReceiver<Entry>, batch: &mut Vec<Entry>) -> bool {
     let notes_wait = pending.notes_due().map(|due| due.saturating_duration_since(Monotonic::now()));
     let Some(next) = pending.next() else {
-        // When all senders are dropped, no job is left whose end would write its notes: nobody would read them.
+        // When all senders are dropped, no job is left whose end would write its notes, so they would not be read.
         let Some(wait) = notes_wait.filter(|_| !queue.is_closed()) else { return queue.recv_many(batch, BATCH).await > 0 };
         tokio::select! {
             _ = queue.recv_many(batch, BATCH) => {}

@@ -79,7 +79,7 @@ mod tests {
             let lease = renewals.map(|renewals| Observed { term: LeaseTerm(1), renewals, released, ..Observed::default() });
             leader.is_held(lease, start + Duration::from_secs(second))
         };
-        assert!(!check(None, false, 0), "nobody ever led");
+        assert!(!check(None, false, 0), "no recruiter has led");
         assert!(check(Some(0), false, 0));
         assert!(check(Some(0), false, 59));
         assert!(!check(Some(0), false, 60), "it died");

@@ -224,6 +224,6 @@ mod tests {
             changed.id = enqueued.id;
             assert!(!own.is_unchanged(&changed), "{more}");
         }
-        assert!(!own.is_unchanged(&job(doc! {})), "nobody waits for it");
+        assert!(!own.is_unchanged(&job(doc! {})), "no caller waits for it");
     }
 }

@@ -402,7 +402,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_scan_shows_which_jobs_nobody_has_announced() {
+    fn a_scan_shows_which_jobs_were_not_announced() {
         let (known, last) = (job("a", 5, NOW - 10), job("a", 5, NOW - 5));
         let (between, behind, urgent, elsewhere) = (job("a", 5, NOW - 7), job("a", 5, NOW - 1), job("a", 9, NOW), job("b", 5, NOW - 1));
         let fleet = fleet(vec![available(&["*"], &["a", "b"], 1)]);
