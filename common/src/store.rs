@@ -2,6 +2,7 @@
 
 pub use crate::mongo::{Store, current_operation, schema};
 pub use crate::{
+    base::names::check_trimmed_name,
     consumers::operations::MOST_CONSUMERS,
     cycle::{
         BATCH_BYTES, Conditions, DueJobs, GuardedWrite, HeartbeatReply, LeaderLease, LockedJobs, NotKept, Observed, Offer, Planned,

@@ -14,7 +14,7 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 use recruiter_common::{Failure, JobId, NewJob, Workable, ids::StartId};
-use recruiter_worker::{BlockingExecutable, Context, DuplicateClass, Executable, NotDone, Worker};
+use recruiter_worker::{BlockingExecutable, Context, InvalidClass, Executable, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 use crate::effects::Settle;
@@ -288,7 +288,7 @@ impl Ledger {
 ///
 /// # Errors
 /// Never: no class is registered twice.
-pub fn worker() -> Result<Worker, DuplicateClass> {
+pub fn worker() -> Result<Worker, InvalidClass> {
     let ledger = Arc::new(Ledger::of_this_process());
     let worker = Worker::new().register::<Entry>(ledger.clone())?.register::<Longer>(ledger.clone())?;
     worker.register::<Poison>(ledger.clone())?.register_blocking::<BlockingPoison>(ledger.clone())?.register::<Settle>(ledger)

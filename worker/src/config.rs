@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use recruiter_common::{enqueue::LONGEST_NAME, store::WorkOn};
+use recruiter_common::{
+    enqueue::LONGEST_NAME,
+    store::{WorkOn, check_trimmed_name},
+};
 
 /// Default number of jobs at a time.
 pub const DEFAULT_CONCURRENCY: u32 = 10;
@@ -170,8 +173,7 @@ impl WorkerConfig {
         if self.memory_limit.is_some() && !cfg!(target_os = "linux") {
             return Err(InvalidConfig::MemoryLimit);
         }
-        let is_wrong = |group: &str| group.is_empty() || group.len() > LONGEST_NAME || group.contains('\0') || group.trim() != group;
-        match self.groups.iter().find(|group| is_wrong(group)) {
+        match self.groups.iter().find(|group| check_trimmed_name(group).is_err()) {
             Some(group) => Err(InvalidConfig::Group { group: group.clone() }),
             None => Ok(()),
         }

@@ -121,7 +121,7 @@ pub use crate::{
     layer::{Layer, Next, Success},
     optimistic::{Attempted, Optimistic},
     outcome::{Continuation, MOST_CONTINUATIONS, NotDone, OrNotDone},
-    registry::{DuplicateClass, UnknownClass},
+    registry::{InvalidClass, UnknownClass},
     transaction::{Abort, TransactionSession},
     workable::{BlockingExecutable, Executable},
 };
@@ -217,12 +217,12 @@ impl Worker {
     ///
     /// let mailer = Arc::new(Mailer);
     /// let worker = Worker::new().register::<Invoice>(mailer.clone())?.register::<Reminder>(mailer)?;
-    /// # Ok::<(), recruiter_worker::DuplicateClass>(())
+    /// # Ok::<(), recruiter_worker::InvalidClass>(())
     /// ```
     ///
     /// # Errors
-    /// When the worker has the class already.
-    pub fn register<W: Executable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
+    /// When the worker has the class already, and when no job can have it: see [`InvalidClass`].
+    pub fn register<W: Executable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, InvalidClass> {
         self.registry.add(W::CLASS, Arc::new(Asynchronous::<W>(state.into())))?;
         Ok(self)
     }
@@ -230,8 +230,8 @@ impl Worker {
     /// Adds a class that blocks its thread.
     ///
     /// # Errors
-    /// When the worker has the class already.
-    pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, DuplicateClass> {
+    /// When the worker has the class already, and when no job can have it: see [`InvalidClass`].
+    pub fn register_blocking<W: BlockingExecutable>(mut self, state: impl Into<Arc<W::State>>) -> Result<Self, InvalidClass> {
         let threads = self.registry.threads.clone();
         self.registry.add(W::CLASS, Arc::new(Blocking::<W> { state: state.into(), threads, hook_threads: Threads::default() }))?;
         Ok(self)
@@ -253,7 +253,7 @@ impl Worker {
     /// # Errors
     /// When the worker has one of the classes already.
     #[cfg(feature = "process")]
-    pub fn register_programs(mut self, programs: stock::Programs) -> Result<Self, DuplicateClass> {
+    pub fn register_programs(mut self, programs: stock::Programs) -> Result<Self, InvalidClass> {
         self.files_of_a_program = self.files_of_a_program.max(programs.files());
         for (class, program) in programs.0 {
             self.pools.extend(program.pool.clone());
@@ -272,7 +272,7 @@ impl Worker {
     /// # Errors
     /// When the worker has one of the classes already.
     #[cfg(feature = "process")]
-    pub fn register_builtins(self) -> Result<Self, DuplicateClass> {
+    pub fn register_builtins(self) -> Result<Self, InvalidClass> {
         programs::builtin::register(self)
     }
 

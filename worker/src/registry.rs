@@ -12,7 +12,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use recruiter_common::{
     failure::{self, Failure},
     spec::ClassDefaults,
-    store::ClassSlots,
+    store::{ClassSlots, check_trimmed_name},
     telemetry::{chain, of_bson},
 };
 
@@ -67,10 +67,17 @@ pub(crate) struct Registry {
     pub(crate) threads: Threads,
 }
 
-/// Two workables were registered under one class.
+/// A workable cannot be registered under its class.
 #[derive(Debug, thiserror::Error)]
-#[error("class `{0}` is registered twice: remove one, since a worker has one workable per class")]
-pub struct DuplicateClass(pub String);
+#[non_exhaustive]
+pub enum InvalidClass {
+    /// The class has another workable.
+    #[error("class `{0}` is registered twice: remove one, since a worker has one workable per class")]
+    Duplicate(String),
+    /// No job can have this class.
+    #[error("the class of a workable {0}")]
+    Name(String),
+}
 
 /// A limit was set for a class that is not registered.
 #[derive(Debug, thiserror::Error)]
@@ -78,13 +85,14 @@ pub struct DuplicateClass(pub String);
 pub struct UnknownClass(pub String);
 
 impl Registry {
-    pub(crate) fn add(&mut self, class: &str, handler: Arc<dyn Handler>) -> Result<(), DuplicateClass> {
+    pub(crate) fn add(&mut self, class: &str, handler: Arc<dyn Handler>) -> Result<(), InvalidClass> {
+        check_trimmed_name(class).map_err(InvalidClass::Name)?;
         match self.handlers.entry(class.to_owned()) {
             Entry::Vacant(entry) => {
                 entry.insert(handler);
                 Ok(())
             }
-            Entry::Occupied(_) => Err(DuplicateClass(class.to_owned())),
+            Entry::Occupied(_) => Err(InvalidClass::Duplicate(class.to_owned())),
         }
     }
 
@@ -296,5 +304,22 @@ mod tests {
         assert_eq!(deserialize::<Wrapped>(doc! {}.into()).map(drop), Ok(()));
         let missing = deserialize::<Named>(doc! {}.into()).map(drop).expect_err("it has no name");
         assert!(missing.message.contains("name"), "{}", missing.message);
+    }
+
+    #[test]
+    fn a_class_that_no_job_can_have_is_refused_and_one_that_is_there() {
+        struct Unused;
+        impl Handler for Unused {
+            fn decode(&self, _: Bson) -> Result<Arc<dyn Ready>, Failure> {
+                Err(Failure::new("unused", ""))
+            }
+        }
+        let mut registry = Registry::default();
+        let mut add = |class: &str| registry.add(class, Arc::new(Unused)).map_err(|error| error.to_string());
+        assert_eq!(add("mail"), Ok(()));
+        let long = "x".repeat(257);
+        for (class, problem) in [("mail", "registered twice"), ("mail ", "a blank"), ("a\0", "NUL"), ("", "is empty"), (&long, "257 bytes")] {
+            assert!(add(class).is_err_and(|error| error.contains(problem)), "{class:?}");
+        }
     }
 }

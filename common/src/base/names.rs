@@ -21,7 +21,10 @@ pub(crate) fn check_traceparent(text: &str) -> Result<(), String> {
 }
 
 /// Checks the name of a class or a group: a blank or a line break around it is never meant, and no worker has the other class.
-pub(crate) fn check_trimmed_name(name: &str) -> Result<(), String> {
+///
+/// # Errors
+/// What is wrong with the name, as the end of a sentence.
+pub fn check_trimmed_name(name: &str) -> Result<(), String> {
     check_name(name)?;
     if name.trim() == name { Ok(()) } else { Err(format!("begins or ends with a blank or a line break: {name:?}; remove it")) }
 }

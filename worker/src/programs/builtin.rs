@@ -12,12 +12,12 @@ use crate::{
     Worker,
     context::Context,
     outcome::NotDone,
-    registry::DuplicateClass,
+    registry::InvalidClass,
     workable::{BlockingExecutable, Executable},
 };
 
 /// Adds these workables to a worker.
-pub(crate) fn register(worker: Worker) -> Result<Worker, DuplicateClass> {
+pub(crate) fn register(worker: Worker) -> Result<Worker, InvalidClass> {
     let worker = worker.register::<Noop>(())?.register::<Sleep>(())?.register::<Fail>(())?.register::<Panic>(())?;
     worker.register::<ExitAbruptly>(())?.register_blocking::<Leak>(())?.register::<Count>(())
 }
