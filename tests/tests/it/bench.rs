@@ -39,6 +39,8 @@ async fn a_backlog_is_burnt_down_and_counted() {
     let measured = bench(&["burn-down", "-n", "1200", "--groups", "7", "--workers", "2", "--concurrency", "50"]).await;
     assert_eq!((&measured["jobs"], &measured["groups"]), (&1_200.into(), &7.into()));
     assert!(measured["jobs_per_second"].as_f64().unwrap() > 1.0 && measured["enqueued_per_second"].as_f64().unwrap() > 1.0, "{measured}");
+    let lines = bench(&["burn-down", "-n", "300", "--lines", "100", "--workers", "1", "--concurrency", "10"]).await;
+    assert!(lines["lines"] == 100 && number(&lines["jobs_per_second"]) > 1.0, "{lines}");
 }
 
 #[tokio::test]

@@ -30,6 +30,9 @@ pub(super) struct BurnDown {
     /// Give each job one of N keys, and run one job of each key at a time
     #[arg(long, env = "RECRUITER_BENCH_KEYS", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     keys: Option<u64>,
+    /// Give each job one of N lines, each of which runs one job after the other
+    #[arg(long, env = "RECRUITER_BENCH_LINES", value_name = "N", conflicts_with_all = ["capacity", "keys"], value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    lines: Option<u64>,
     /// Keep failures only: a job that succeeds is deleted, and not archived
     #[arg(long, env = "RECRUITER_BENCH_KEEP_FAILURES", value_parser = BoolishValueParser::new())]
     keep_failures: bool,
@@ -91,7 +94,10 @@ impl BurnDown {
         let job = |number: u64| {
             let resources = [self.capacity.map(|_| "all".to_owned()), self.keys.map(|keys| format!("key:{}", number % keys))];
             let job = noops().in_group(format!("group-{}", number % self.groups)).keep(ends.keep());
-            resources.into_iter().flatten().fold(job, NewJob::limit)
+            match self.lines {
+                Some(lines) => job.in_line(format!("line-{}", number % lines)),
+                None => resources.into_iter().flatten().fold(job, NewJob::limit),
+            }
         };
         let enqueued = stage.enqueue(self.jobs, job).await?;
         let watching = match self.watcher {
@@ -113,8 +119,8 @@ impl BurnDown {
             "enqueued_per_second": rate(self.jobs, enqueued),
         };
         measured.extend(self.capacity.map(|capacity| ("capacity".to_owned(), i64::from(capacity).into())));
-        if let Some(keys) = self.keys {
-            measured.insert("keys", i64::try_from(keys)?);
+        for (name, count) in [("keys", self.keys), ("lines", self.lines)] {
+            measured.extend(count.map(|count| (name.to_owned(), count.cast_signed().into())));
         }
         if let Some(items) = self.items {
             measured.extend(doc! { "items_per_job": i64::try_from(items)?, "items_per_second": rate(self.jobs * items, time) });
