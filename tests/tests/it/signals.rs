@@ -114,7 +114,7 @@ async fn a_worker_whose_terminal_is_closed_ends_its_jobs() {
     wait_until(SOON, "it has left the roster and is gone", async || database.count("roster", doc! {}).await == 0 && !is_alive(pid)).await;
 }
 
-/// Exit codes, logs and help of the worker that a reader copies from the README.
+/// Exit codes, logs and help of the worker that a reader copies from the README, and the jobs of the other program.
 #[tokio::test]
 async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     let ended = async |args: &[&str], uri: &str| {
@@ -145,8 +145,10 @@ async fn the_readmes_worker_is_a_process_like_the_stock_worker() {
     assert_eq!(code, Some(75), "{said}");
     let _recruiter = Process::on(&database, "recruiter", &["run"]);
     let mut mailer = Process::on(&database, "examples/mailer", &[]);
-    let job = enqueue(&database, "SendMail", doc! { "to": "ada@example.org" }).await;
-    assert_eq!(why(&database.archived(job).await), "done");
+    let mut website = Process::start("examples/website", &[], &[("MONGODB_URI", database.uri())]);
+    assert!(website.wait_exit(SOON).await.success(), "{}", website.stderr());
+    let done = doc! { "workable.class": "SendMail", "why": "done", "group": "mail" };
+    database.until("archived", done, 2, "a mail and a bundle of mails are sent").await;
     assert!(mailer.stderr().contains("ready for work"), "{}", mailer.stderr());
     mailer.stop().await;
 }

@@ -173,14 +173,16 @@ fn json_becomes_bson_in_one_place() {
     }
 }
 
-/// The worker of the README is the one that the tests start.
+/// The programs of the README are those that the tests start.
 #[test]
-fn the_readmes_worker_is_the_one_that_is_tested() {
+fn the_readmes_programs_are_those_that_are_tested() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<String>().replace(",}", "}");
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let tested = fs::read_to_string(root().join("tests/examples/mailer.rs")).unwrap();
-    let (_, code) = tested.split_once("\n\n").unwrap();
-    assert!(words(&readme).contains(&words(code)), "tests/examples/mailer.rs is not in the README");
+    for example in ["tests/examples/website.rs", "tests/examples/mailer.rs"] {
+        let tested = fs::read_to_string(root().join(example)).unwrap();
+        let (_, code) = tested.split_once("\n\n").unwrap();
+        assert!(words(&readme).contains(&words(code)), "{example} is not in the README");
+    }
 }
 
 /// Durations that stand in two places agree: the workers' grace is shorter than what systemd waits.
