@@ -106,7 +106,7 @@ def rate(ask, home: pathlib.Path, name: str, jobs: int) -> float:
     file.write_text(f'{{"class": "{name}"}}\n' * jobs)
     began = time.monotonic()
     ask("enqueue", "--from", str(file))
-    while ask("jobs", "list", "--class", name, "--state", "scheduled", "--limit", "1", "--json") or ask(
+    while ask("jobs", "list", "--class", name, "--state", "waiting", "--limit", "1", "--json") or ask(
         "jobs", "list", "--class", name, "--state", "running", "--limit", "1", "--json"
     ):
         time.sleep(0.05)

@@ -29,7 +29,7 @@ const SMALLEST_STEP: u64 = 50;
 #[cfg_attr(not(feature = "protocol"), non_exhaustive)]
 pub enum StateFilter {
     /// Waiting: for other jobs, to be due, or for a worker.
-    Scheduled,
+    Waiting,
     /// Running.
     Running,
     /// Finished.
@@ -326,7 +326,7 @@ impl Client {
         let by_id = doc! { "_id": -1 };
         match filter.state {
             _ if filter.is_archived() => store.finished_jobs(filter, page).await,
-            Some(StateFilter::Scheduled) => {
+            Some(StateFilter::Waiting) => {
                 let found = filter.look(&self.scheduled, false, page, doc! { "locked": false }, by_id).await?;
                 Ok(newest(found, page))
             }
@@ -434,7 +434,7 @@ impl Store {
         });
         let mut wanted = walk.filter.fields(archived, walk.range(bound.as_ref()));
         match walk.filter.state {
-            Some(StateFilter::Scheduled) => wanted.extend(doc! { "locked": false }),
+            Some(StateFilter::Waiting) => wanted.extend(doc! { "locked": false }),
             Some(StateFilter::Running) => wanted.extend(doc! { "locked": true }),
             Some(StateFilter::Archived) | None => {}
         }

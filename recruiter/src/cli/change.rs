@@ -50,7 +50,7 @@ Examples:
       --dry-run
   recruiter jobs retry --class mail --message 'no such host' \\
       --set '{\"host\": \"mx2\"}' --to-group slow --dry-run
-  recruiter jobs retry --class mail --state scheduled
+  recruiter jobs retry --class mail --state waiting
       make jobs that wait for a later date due now
   recruiter jobs retry --all --yes
       retry all failed jobs; after an interruption, repeat the command";
@@ -71,7 +71,7 @@ Cancels the jobs with these ids, or all waiting and running jobs that match the 
 Examples:
   recruiter jobs cancel 65a1b2c3d4e5f60718293a4b
   recruiter jobs cancel --class nosuch --dry-run
-  recruiter jobs cancel --group mail --state scheduled --yes
+  recruiter jobs cancel --group mail --state waiting --yes
       cancel waiting jobs only, no running ones";
 
 pub(crate) const DELETE_EXAMPLES: &str = "\

@@ -27,7 +27,7 @@ without id and history, so that they are enqueued as new jobs. Nothing is change
 Examples:
   recruiter jobs export --class mail --since 2h > failed.ndjson
   recruiter enqueue --from failed.ndjson
-  recruiter jobs export --state scheduled > waiting.ndjson
+  recruiter jobs export --state waiting > waiting.ndjson
       waiting jobs, with the due dates that are to come
   recruiter jobs export --error-class SmtpDown |
       jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";

@@ -24,7 +24,7 @@ const ALIKE: f64 = 0.8;
 #[command(next_help_heading = "Which jobs")]
 pub(crate) struct FilterArgs {
     /// Jobs in this state
-    #[arg(long, env = "RECRUITER_JOBS_PLACE", value_name = "STATE", value_parser = PossibleValuesParser::new(State::words()).map(|word| State::of(&word)))]
+    #[arg(long, env = "RECRUITER_JOBS_STATE", value_name = "STATE", value_parser = PossibleValuesParser::new(State::words()).map(|word| State::of(&word)))]
     state: Option<State>,
     /// Jobs of this group
     #[arg(long, env = "RECRUITER_JOBS_GROUP", value_name = "GROUP", value_parser = name_of_text)]
@@ -55,17 +55,17 @@ pub(crate) struct FilterArgs {
     until: Option<When>,
 }
 
-/// A state by which jobs are selected: a place, or one of the words that the lists show.
+/// A state by which jobs are selected: waiting or archived, or one of the words that the lists show. (`running` is both.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Scheduled,
+    Waiting,
     Archived,
     Stage(Stage),
 }
 
 impl State {
     fn words() -> Vec<PossibleValue> {
-        let more = [("scheduled", "Waiting: waits, postponed or queued"), ("archived", "Done, cancelled or failed")];
+        let more = [("waiting", "Waits, postponed or queued"), ("archived", "Done, cancelled or failed")];
         let more = more.map(|(word, help)| PossibleValue::new(word).help(help));
         Stage::ALL.iter().map(|stage| PossibleValue::new(stage.word())).chain(more).collect()
     }
@@ -74,13 +74,13 @@ impl State {
         match Stage::ALL.into_iter().find(|stage| stage.word() == word) {
             Some(stage) => Self::Stage(stage),
             None if word == "archived" => Self::Archived,
-            None => Self::Scheduled,
+            None => Self::Waiting,
         }
     }
 
     fn place(self) -> StateFilter {
         match self {
-            Self::Scheduled | Self::Stage(Stage::Waits | Stage::Postponed | Stage::Queued) => StateFilter::Scheduled,
+            Self::Waiting | Self::Stage(Stage::Waits | Stage::Postponed | Stage::Queued) => StateFilter::Waiting,
             Self::Stage(Stage::Running | Stage::Cancelling) => StateFilter::Running,
             Self::Archived | Self::Stage(Stage::Done | Stage::Cancelled | Stage::Failed) => StateFilter::Archived,
         }
@@ -89,7 +89,7 @@ impl State {
     /// The stage, if the place has others. All running jobs are `running`, those that are being cancelled too.
     fn stage(self) -> Option<Stage> {
         match self {
-            Self::Scheduled | Self::Archived | Self::Stage(Stage::Running) => None,
+            Self::Waiting | Self::Archived | Self::Stage(Stage::Running) => None,
             Self::Stage(stage) => Some(stage),
         }
     }

@@ -50,9 +50,9 @@ async fn a_job_is_shown_where_it_is() {
         assert_eq!(setting.store.next_matches(&mut walk).await.unwrap(), None);
         set_of(found.into_iter().map(|found| found.job))
     };
-    for state in [StateFilter::Scheduled, StateFilter::Running, StateFilter::Archived] {
+    for state in [StateFilter::Waiting, StateFilter::Running, StateFilter::Archived] {
         let expected = match state {
-            StateFilter::Scheduled => set_of([waiting, assigned]),
+            StateFilter::Waiting => set_of([waiting, assigned]),
             StateFilter::Running => set_of([running]),
             StateFilter::Archived => set_of([archived]),
         };

@@ -287,7 +287,7 @@ async fn jobs_are_listed_by_what_is_asked_for() {
         assert_eq!(ids, expected, "{args:?}");
     };
     check(&[], &[waiting, running, malformed, finished]);
-    check(&["--state", "scheduled"], &[waiting, malformed]);
+    check(&["--state", "waiting"], &[waiting, malformed]);
     check(&["--state", "running"], &[running]);
     check(&["--state", "archived"], &[finished]);
     check(&["--why", "tried-too-many-times"], &[finished]);
@@ -296,7 +296,7 @@ async fn jobs_are_listed_by_what_is_asked_for() {
     check(&["--class", "running"], &[running]);
     check(&["--tag", "b"], &[finished]);
     check(&["--urn", "$u.v"], &[finished]);
-    check(&["--state", "scheduled", "--tag", "b"], &[]);
+    check(&["--state", "waiting", "--tag", "b"], &[]);
     assert_eq!(recruiter(&database, &["jobs", "list", "--limit", "2", "--json"]).objects().len(), 2);
 
     let table = recruiter(&database, &["jobs", "list"]).out;

@@ -87,7 +87,7 @@ async fn jobs_are_found_by_what_went_wrong_and_when() {
     let aged = doc! { "$set": { "created_at": bson::DateTime::from_millis(1_000_000_000_000) } };
     database.raw("scheduled").update_one(doc! { "_id": ObjectId::parse_str(&waiting).unwrap() }, aged).await.unwrap();
     check(&["--since", "2001-01-01T00:00:00Z", "--until", "2002-01-01T00:00:00Z"], &[&waiting]);
-    check(&["--state", "scheduled", "--since", "1h"], &[]);
+    check(&["--state", "waiting", "--since", "1h"], &[]);
 
     let said = recruiter(&database, &["jobs", "list", "--why", "gave-up"]);
     assert!(said.out.contains("\n    gave-up; SmtpDown: connection refused (50 %) by example.org\n"), "{}", said.out);
@@ -101,7 +101,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
         let said = recruiter(&database, &[&["jobs"], args].concat());
         assert!(said.code == code && said.err.contains(expected), "{args:?}: {} {}", said.code, said.err);
     };
-    check(&["list", "--state", "scheduled", "--why", "done"], 2, "only archived jobs have a finish reason");
+    check(&["list", "--state", "waiting", "--why", "done"], 2, "only archived jobs have a finish reason");
     check(&["list", "--since", "1h", "--until", "2h"], 2, "the period is empty");
     check(&["list", "--why", "done", "--message", "x"], 2, "a job that is done has no error class");
     check(&["list", "--since", "noon"], 2, "neither an instant nor a duration");
@@ -116,7 +116,7 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
     check(&["retry", "--all"], 2, "add --yes");
     check(&["retry", "--all", "--yes", "--state", "running"], 2, "a running job cannot be retried");
     check(&["cancel", "--all", "--yes", "--state", "archived"], 2, "an archived job cannot be cancelled");
-    check(&["delete", "--all", "--yes", "--state", "scheduled"], 2, "only archived jobs are deleted");
+    check(&["delete", "--all", "--yes", "--state", "waiting"], 2, "only archived jobs are deleted");
     assert_eq!(database.count("archived", doc! { "retried_as": null }).await, 1);
 }
 
@@ -146,7 +146,7 @@ async fn a_failed_job_is_retried_with_new_content() {
     check(&["--all", "--to-group", ""], "the name of the new group is empty");
     check(&["--all", "--retry-policy", r#"{"class": "Mine"}"#], "if your workers know it, add --custom-policy");
     check(&["--all", "--retry-policy", r#"{"class": "RetryForever"}"#], "`seconds_to_wait_before_retry` is missing");
-    check(&["--all", "--state", "scheduled", "--set", set], "only finished jobs are retried with new content");
+    check(&["--all", "--state", "waiting", "--set", set], "only finished jobs are retried with new content");
     let refused = recruiter(&database, &["jobs", "retry", &waiting, "--set", set]);
     assert!(refused.code == 1 && refused.err.contains("only finished jobs are retried with new content"), "{}", refused.err);
     let dry = summary(&retry(&["--class", "mail", "--set", set, "--dry-run"]));
@@ -201,11 +201,11 @@ async fn exported_jobs_are_enqueued_again() {
     assert_eq!(export(&["--since", "1h", "--class", "sms"]).objects().len(), 0);
     assert_eq!(export(&["--class", "sms"]).objects().len(), 1);
     assert_eq!(export(&["--why", "done"]).objects().len(), 1);
-    let waiting = export(&["--state", "scheduled", "--class", "later"]).objects();
+    let waiting = export(&["--state", "waiting", "--class", "later"]).objects();
     let at = waiting[0]["scheduled_at"].as_str().unwrap();
     assert_eq!(recruiter_common::spec::instant_of_text(at).unwrap().timestamp_millis(), later.timestamp_millis());
     assert!(export(&["--state", "running"]).err.contains("would run twice"));
-    assert!(export(&["--state", "scheduled", "--why", "done"]).err.contains("only archived jobs have a finish reason"));
+    assert!(export(&["--state", "waiting", "--why", "done"]).err.contains("only archived jobs have a finish reason"));
 }
 
 /// Many of them ended in the same millisecond, as those of one batch do.
@@ -344,7 +344,7 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
 
     let cancel = |more: &[&str]| recruiter(&database, &[&["jobs", "cancel", "--class", "nosuch", "--json"], more].concat());
     assert_eq!(summary(&cancel(&["--dry-run"]))["outcomes"], json!({ "asked": 5, "cancelled": 696 }));
-    assert_eq!(summary(&cancel(&["--yes", "--state", "scheduled"]))["outcomes"], json!({ "cancelled": 696 }));
+    assert_eq!(summary(&cancel(&["--yes", "--state", "waiting"]))["outcomes"], json!({ "cancelled": 696 }));
     assert_eq!(database.count("scheduled", doc! { "cancel_requested_at": { "$exists": true } }).await, 0);
     assert_eq!(summary(&cancel(&["--yes"]))["outcomes"], json!({ "asked": 5 }));
     assert_eq!(
@@ -353,7 +353,7 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     );
     assert_eq!(database.count("archived", doc! { "why": "cancelled", "workable.class": "nosuch" }).await, 696);
 
-    let said = recruiter(&database, &["jobs", "retry", "--group", "h", "--state", "scheduled", "--yes"]);
+    let said = recruiter(&database, &["jobs", "retry", "--group", "h", "--state", "waiting", "--yes"]);
     assert_eq!((said.code, said.out.as_str()), (0, "1 due now\n"));
     assert_eq!(database.count("scheduled", doc! { "group": "h", "scheduled_at": { "$lte": bson::DateTime::now() } }).await, 1);
 

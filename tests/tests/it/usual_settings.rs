@@ -288,7 +288,7 @@ async fn a_closed_pipe_ends_what_follows() {
     assert!(!said.stdout.is_empty() && said.stderr.is_empty(), "{said:?}");
     let many = (0..2_000).map(|n| NewJob::of_class("a", doc! { "n": n, "text": "x".repeat(200) }));
     store.enqueue_many(many).await.unwrap();
-    let said = shell(&database, "\"$0\" jobs export --state scheduled | head -n 1", async || {}).await;
+    let said = shell(&database, "\"$0\" jobs export --state waiting | head -n 1", async || {}).await;
     assert_eq!(String::from_utf8_lossy(&said.stdout).lines().count(), 1);
     assert!(said.stderr.is_empty(), "{said:?}");
     database.until("metadata", doc! { "_id": "subscribers", "by": { "$nin": [{}, null] } }, 0, "no subscription is left").await;
@@ -306,7 +306,7 @@ async fn a_graph_that_was_cancelled_has_not_succeeded() {
         fs::write(&file, format!(r#"{{"jobs": {jobs}}}"#)).unwrap();
         let said = recruiter(&database, &["graph", "enqueue", file.to_str().unwrap()]).succeeded();
         let graph = said.out.trim();
-        recruiter(&database, &["jobs", "cancel", "--class", "a", "--state", "scheduled", "--yes"]).succeeded();
+        recruiter(&database, &["jobs", "cancel", "--class", "a", "--state", "waiting", "--yes"]).succeeded();
         let _recruiter = Process::on(&database, "recruiter", &["run"]);
         let said = recruiter(&database, &["graph", "wait", graph, "--timeout", "2m"]);
         assert_eq!(said.code, 3, "{} {}", said.out, said.err);

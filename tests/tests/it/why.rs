@@ -357,7 +357,7 @@ async fn a_state_has_one_word_in_lists_and_filters() {
         ("done", "done"),
         ("cancelled", "cancelled"),
         ("failed", "failed"),
-        ("scheduled", "postponed queued waits waits"),
+        ("waiting", "postponed queued waits waits"),
         ("archived", "cancelled done failed"),
     ] {
         assert_eq!(listed(state), words, "{state}");

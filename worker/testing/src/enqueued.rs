@@ -68,7 +68,7 @@ pub enum EnqueuedError {
 /// When MongoDB cannot be used, or the parameters of a job are not those of the class.
 pub async fn enqueued<W: Workable>(client: &Client, filter: JobFilter) -> Result<Vec<EnqueuedJob<W>>, EnqueuedError> {
     let store = Store::from(client.clone());
-    let filter = filter.state(StateFilter::Scheduled).class(W::CLASS);
+    let filter = filter.state(StateFilter::Waiting).class(W::CLASS);
     let (mut walk, mut all) = (Walk::new(filter), Vec::new());
     while let Some(found) = store.next_matches(&mut walk).await? {
         let ids: Vec<JobId> = found.iter().map(|found| found.job).collect();

@@ -24,7 +24,7 @@ impl JobFilter {
     pub fn narrowed_to_export(mut self) -> Result<Self, Contradiction> {
         match self.state {
             Some(StateFilter::Running) => return Err(Contradiction::ExportOfRunning),
-            Some(StateFilter::Scheduled | StateFilter::Archived) => {}
+            Some(StateFilter::Waiting | StateFilter::Archived) => {}
             None => {
                 self.failed = self.why.is_none();
                 self.state = Some(StateFilter::Archived);
@@ -130,8 +130,8 @@ mod tests {
         check(None, None, Ok((Some(StateFilter::Archived), true)));
         check(None, Some("done"), Ok((Some(StateFilter::Archived), false)));
         check(Some(StateFilter::Archived), None, Ok((Some(StateFilter::Archived), false)));
-        check(Some(StateFilter::Scheduled), None, Ok((Some(StateFilter::Scheduled), false)));
+        check(Some(StateFilter::Waiting), None, Ok((Some(StateFilter::Waiting), false)));
         check(Some(StateFilter::Running), None, Err(Contradiction::ExportOfRunning));
-        check(Some(StateFilter::Scheduled), Some("done"), Err(Contradiction::WhyOutsideOfTheArchive));
+        check(Some(StateFilter::Waiting), Some("done"), Err(Contradiction::WhyOutsideOfTheArchive));
     }
 }

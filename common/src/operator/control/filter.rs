@@ -29,10 +29,10 @@ pub enum Contradiction {
     #[error("only finished jobs are retried with new content: `recruiter jobs change` gives waiting ones another priority, group or date")]
     RevisionOfWaiting,
     /// A running job cannot be exported.
-    #[error("a running job cannot be exported, because it would run twice: select the state `scheduled` or `archived`")]
+    #[error("a running job cannot be exported, because it would run twice: select the state `waiting` or `archived`")]
     ExportOfRunning,
     /// Only waiting jobs can be changed.
-    #[error("only waiting jobs are changed: select the state `scheduled`, or no state")]
+    #[error("only waiting jobs are changed: select the state `waiting`, or no state")]
     AlterOfStarted,
     /// An archived job cannot be cancelled.
     #[error("an archived job cannot be cancelled: it has ended")]
@@ -48,7 +48,7 @@ impl JobFilter {
     /// # Errors
     /// When parts of the filter exclude each other.
     pub fn check(&self) -> Result<(), Contradiction> {
-        let unfinished = matches!(self.state, Some(StateFilter::Scheduled | StateFilter::Running));
+        let unfinished = matches!(self.state, Some(StateFilter::Waiting | StateFilter::Running));
         let of_failure = self.error_class.is_some() || self.message.is_some();
         if unfinished && (self.why.is_some() || self.failed) {
             Err(Contradiction::WhyOutsideOfTheArchive)
@@ -75,12 +75,12 @@ impl JobFilter {
             (Change::Retry { .. }, Some(StateFilter::Running)) => return Err(Contradiction::RetryOfRunning),
             (Change::Alter(_), Some(StateFilter::Running | StateFilter::Archived)) => return Err(Contradiction::AlterOfStarted),
             (Change::Alter(_), _) if self.why.is_some() => return Err(Contradiction::AlterOfStarted),
-            (Change::Alter(_), Some(StateFilter::Scheduled) | None) => self.state = Some(StateFilter::Scheduled),
+            (Change::Alter(_), Some(StateFilter::Waiting) | None) => self.state = Some(StateFilter::Waiting),
             (Change::Cancel, Some(StateFilter::Archived)) => return Err(Contradiction::CancelOfArchived),
             (Change::Cancel, _) if self.why.is_some() => return Err(Contradiction::CancelOfArchived),
-            (Change::Delete, Some(StateFilter::Scheduled | StateFilter::Running)) => return Err(Contradiction::DeleteOfUnfinished),
-            (Change::Retry { with, .. }, Some(StateFilter::Scheduled)) if !with.is_empty() => return Err(Contradiction::RevisionOfWaiting),
-            (Change::Retry { .. }, Some(StateFilter::Scheduled)) | (Change::Cancel, _) => {}
+            (Change::Delete, Some(StateFilter::Waiting | StateFilter::Running)) => return Err(Contradiction::DeleteOfUnfinished),
+            (Change::Retry { with, .. }, Some(StateFilter::Waiting)) if !with.is_empty() => return Err(Contradiction::RevisionOfWaiting),
+            (Change::Retry { .. }, Some(StateFilter::Waiting)) | (Change::Cancel, _) => {}
             (Change::Retry { .. }, Some(StateFilter::Archived) | None) => {
                 self.state = Some(StateFilter::Archived);
                 self.failed = self.why.is_none();
@@ -109,17 +109,17 @@ mod tests {
         let check = |filter: JobFilter, change: Change, expected: Result<(Option<StateFilter>, bool), Contradiction>| {
             assert_eq!(filter.clone().narrowed_to(&change).map(|filter| (filter.state, filter.failed)), expected, "{change:?} {filter:?}");
         };
-        let (scheduled, running, archived) = (Some(StateFilter::Scheduled), Some(StateFilter::Running), Some(StateFilter::Archived));
+        let (waiting, running, archived) = (Some(StateFilter::Waiting), Some(StateFilter::Running), Some(StateFilter::Archived));
         check(of(None, None), retry.clone(), Ok((archived, true)));
         check(of(None, Some("done")), retry.clone(), Ok((archived, false)));
         let revised = Change::Retry { again: false, with: Revision::default().set(doc! { "a": 1 }).into() };
         check(of(None, None), revised.clone(), Ok((archived, true)));
-        check(of(scheduled, None), revised, Err(Contradiction::RevisionOfWaiting));
-        check(of(scheduled, None), retry.clone(), Ok((scheduled, false)));
+        check(of(waiting, None), revised, Err(Contradiction::RevisionOfWaiting));
+        check(of(waiting, None), retry.clone(), Ok((waiting, false)));
         check(of(running, None), retry.clone(), Err(Contradiction::RetryOfRunning));
-        check(of(scheduled, Some("done")), retry, Err(Contradiction::WhyOutsideOfTheArchive));
-        check(of(None, None), alter.clone(), Ok((scheduled, false)));
-        check(of(scheduled, None), alter.clone(), Ok((scheduled, false)));
+        check(of(waiting, Some("done")), retry, Err(Contradiction::WhyOutsideOfTheArchive));
+        check(of(None, None), alter.clone(), Ok((waiting, false)));
+        check(of(waiting, None), alter.clone(), Ok((waiting, false)));
         for filter in [of(running, None), of(archived, None), of(None, Some("done"))] {
             check(filter, alter.clone(), Err(Contradiction::AlterOfStarted));
         }
@@ -128,7 +128,7 @@ mod tests {
         check(of(archived, None), Change::Cancel, Err(Contradiction::CancelOfArchived));
         check(of(None, Some("done")), Change::Cancel, Err(Contradiction::CancelOfArchived));
         check(of(None, None), Change::Delete, Ok((archived, false)));
-        check(of(scheduled, None), Change::Delete, Err(Contradiction::DeleteOfUnfinished));
+        check(of(waiting, None), Change::Delete, Err(Contradiction::DeleteOfUnfinished));
     }
 
     #[test]
