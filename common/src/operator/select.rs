@@ -211,7 +211,7 @@ impl JobFilter {
 
     /// Whether the filter has no restriction except the state.
     pub fn is_empty(&self) -> bool {
-        Self { state: None, ..self.clone() } == Self::default()
+        Self { state: None, stage: None, ..self.clone() } == Self::default()
     }
 
     /// The filter for documents of `archived` or `scheduled`, combined with `more`.

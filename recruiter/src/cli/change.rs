@@ -38,11 +38,11 @@ use super::{
 const NAMED: u64 = 20;
 
 pub(crate) const RETRY_EXAMPLES: &str = "\
-Retries the jobs with these ids, or all jobs that match the filters. Without --why and --state,
-filters match only failed jobs (neither done nor cancelled). A job that was retried before is
-skipped: its document names the new job (retried_as). With --again it is enqueued once more. The new
-job has the content of the old one, unless you give it new parameters, another policy, group or
-priority.
+Retries the jobs with these ids, or all jobs that match the filters. Without --why, and without
+another --state than archived, filters match only failed jobs (neither done nor cancelled). A job
+that was retried before is skipped: its document names the new job (retried_as). With --again it is
+enqueued once more. The new job has the content of the old one, unless you give it new parameters,
+another policy, group or priority.
 
 Examples:
   recruiter jobs retry 65a1b2c3d4e5f60718293a4b

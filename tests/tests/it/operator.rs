@@ -104,6 +104,8 @@ async fn what_no_job_can_match_is_refused_and_a_misspelt_reason_is_corrected() {
     check(&["list", "--state", "waiting", "--why", "done"], 2, "only archived jobs have a finish reason");
     check(&["list", "--since", "1h", "--until", "2h"], 2, "the period is empty");
     check(&["list", "--why", "done", "--message", "x"], 2, "a job that is done has no error class");
+    check(&["list", "--state", "done", "--error-class", "x"], 2, "a job that is done has no error class");
+    check(&["list", "--state", "failed", "--why", "done"], 2, "a job with this finish reason (`why`) has another state");
     check(&["list", "--since", "noon"], 2, "neither an instant nor a duration");
     check(&["list", "--why", "tried-to-many-times"], 2, "did you mean `tried-too-many-times`?");
     check(&["list", "--why", "nonsense"], 0, "not a built-in finish reason (done, ");
@@ -347,6 +349,9 @@ async fn many_jobs_are_cancelled_deleted_and_made_due() {
     assert_eq!(summary(&cancel(&["--yes", "--state", "waiting"]))["outcomes"], json!({ "cancelled": 696 }));
     assert_eq!(database.count("scheduled", doc! { "cancel_requested_at": { "$exists": true } }).await, 0);
     assert_eq!(summary(&cancel(&["--yes"]))["outcomes"], json!({ "asked": 5 }));
+    let dry = |args: &[&str]| recruiter(&database, &[&["jobs"], args, &["--dry-run", "--json"]].concat());
+    assert_eq!(summary(&dry(&["cancel", "--all", "--state", "queued"]))["outcomes"], json!({ "cancelled": 1 }));
+    assert_eq!(summary(&dry(&["retry", "--all", "--state", "cancelled"]).said_anyhow())["outcomes"]["enqueued-again"], 695);
     assert_eq!(
         database.count("scheduled", doc! { "workable.class": "nosuch", "locked": true, "cancel_requested_at": { "$exists": true } }).await,
         5

@@ -2,7 +2,7 @@
 
 use super::Change;
 use crate::{
-    job::FinishReason,
+    job::{FinishReason, Stage},
     operator::select::{JobFilter, StateFilter},
 };
 
@@ -22,6 +22,9 @@ pub enum Contradiction {
     /// A successful job has no failure.
     #[error("a job that is done has no error class and no failure message; select another finish reason")]
     DoneAndFailed,
+    /// The finish reason belongs to another state.
+    #[error("a job with this finish reason (`why`) has another state: leave out one of the two")]
+    WhyOfAnotherState,
     /// A running job cannot be retried.
     #[error("a running job cannot be retried; its retry policy decides when it ends")]
     RetryOfRunning,
@@ -50,14 +53,18 @@ impl JobFilter {
     pub fn check(&self) -> Result<(), Contradiction> {
         let unfinished = matches!(self.state, Some(StateFilter::Waiting | StateFilter::Running));
         let of_failure = self.error_class.is_some() || self.message.is_some();
+        let stage = self.stage.map(|(stage, _)| stage);
+        let of_why = self.why.as_deref().map(|why| Stage::of_end(&FinishReason::custom(why)));
         if unfinished && (self.why.is_some() || self.failed) {
             Err(Contradiction::WhyOutsideOfTheArchive)
         } else if self.message.as_ref().is_some_and(String::is_empty) {
             Err(Contradiction::EmptyMessage)
         } else if self.since.is_some() && self.until.is_some() && self.since >= self.until {
             Err(Contradiction::EmptyPeriod)
-        } else if of_failure && self.why.as_deref() == Some(FinishReason::DONE.as_str()) {
+        } else if of_failure && [stage, of_why].contains(&Some(Stage::Done)) {
             Err(Contradiction::DoneAndFailed)
+        } else if stage.is_some() && of_why.is_some() && stage != of_why {
+            Err(Contradiction::WhyOfAnotherState)
         } else {
             Ok(())
         }
@@ -66,7 +73,7 @@ impl JobFilter {
     /// The jobs of this filter that the change applies to.
     ///
     /// A retry applies to archived jobs unless another state is given, and to failed ones (neither done nor cancelled)
-    /// unless a reason is given. New values apply to waiting jobs, a deletion to archived jobs, a cancellation to all others.
+    /// unless a reason or a stage is given. New values apply to waiting jobs, a deletion to archived jobs, a cancellation to all others.
     ///
     /// # Errors
     /// When the change is not possible in the given state, or parts of the filter exclude each other.
@@ -83,7 +90,7 @@ impl JobFilter {
             (Change::Retry { .. }, Some(StateFilter::Waiting)) | (Change::Cancel, _) => {}
             (Change::Retry { .. }, Some(StateFilter::Archived) | None) => {
                 self.state = Some(StateFilter::Archived);
-                self.failed = self.why.is_none();
+                self.failed = self.why.is_none() && self.stage.is_none();
             }
             (Change::Delete, Some(StateFilter::Archived) | None) => self.state = Some(StateFilter::Archived),
         }
@@ -112,6 +119,7 @@ mod tests {
         let (waiting, running, archived) = (Some(StateFilter::Waiting), Some(StateFilter::Running), Some(StateFilter::Archived));
         check(of(None, None), retry.clone(), Ok((archived, true)));
         check(of(None, Some("done")), retry.clone(), Ok((archived, false)));
+        check(JobFilter { stage: Some((Stage::Done, Instant::UNIX_EPOCH)), ..of(archived, None) }, retry.clone(), Ok((archived, false)));
         let revised = Change::Retry { again: false, with: Revision::default().set(doc! { "a": 1 }).into() };
         check(of(None, None), revised.clone(), Ok((archived, true)));
         check(of(waiting, None), revised, Err(Contradiction::RevisionOfWaiting));
@@ -141,6 +149,9 @@ mod tests {
         assert_eq!((period(at(1), at(2)), period(at(2), None), period(None, at(1))), (Ok(()), Ok(()), Ok(())));
         let done = JobFilter { why: Some("done".into()), message: Some("x".into()), ..JobFilter::default() };
         assert_eq!(done.check(), Err(Contradiction::DoneAndFailed));
+        let stage = |stage| JobFilter { state: Some(StateFilter::Archived), stage: Some((stage, Instant::UNIX_EPOCH)), ..JobFilter::default() };
+        assert_eq!(stage(Stage::Done).message("x").check(), Err(Contradiction::DoneAndFailed));
+        assert_eq!((stage(Stage::Failed).why("done").check(), stage(Stage::Failed).why("gave-up").check()), (Err(Contradiction::WhyOfAnotherState), Ok(())));
         let running = JobFilter { state: Some(StateFilter::Running), why: Some("gave-up".into()), ..JobFilter::default() };
         assert_eq!(running.check(), Err(Contradiction::WhyOutsideOfTheArchive));
     }
