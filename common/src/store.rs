@@ -40,7 +40,7 @@ pub use crate::{
         control::export::Exported,
         policies_in,
         select::LOOK_LIMIT,
-        why::situation::{Situation, paused_by},
+        why::situation::{Due, Situation, paused_by},
     },
     roster::{
         Assignment, AvailableWorker, ClassSlots, Offered, PermitHolder, Permits, ProcessIdentity, RegisteredWorker, Request, Wanted,

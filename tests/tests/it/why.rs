@@ -194,6 +194,13 @@ async fn a_rate_says_until_when() {
     let why = stage.check(last, Reason::Rate, "49 due jobs of its kind come first: it may start within about 5s").await;
     let until = why.until.unwrap() - stage.store.now();
     assert!(until <= TimeDelta::seconds(5), "{until}");
+    // A job that is the next one for much longer than the rate needs does not wait for it.
+    stage.store.limits().set("free", rate(1, 60)).await.unwrap();
+    let due = stage.insert(doc! { "gate": "free", "scheduled_at": bson::DateTime::from_chrono(minute_ago) }).await;
+    stage.check(due, Reason::Rate, "it may start within about 1m").await;
+    let ago = doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(minute_ago - TimeDelta::minutes(10)) } };
+    stage.database.raw("scheduled").update_one(doc! { "_id": due }, ago).await.unwrap();
+    stage.check(due, Reason::Assignable, "").await;
     // The leader has kept when the slow one allows the next start: with a burst of two, 30 s before its cell.
     let slow = stage.insert(doc! { "gate": "slow" }).await;
     let cell = stage.store.now() + TimeDelta::minutes(10);

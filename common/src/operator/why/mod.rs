@@ -22,7 +22,7 @@ pub(crate) mod situation;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::reason::{Reason, Why};
-use self::situation::Situation;
+use self::situation::{Due, Situation};
 use super::{policies_in, presence::Presence};
 use crate::{
     base::{Instant, JobId, WorkerId, apart, moment, printable},
@@ -37,6 +37,9 @@ const NAMED: usize = 5;
 pub const LANES: usize = 1_000;
 /// Maximum number of due jobs of a lane whose retry policies are examined.
 const POLICIES: usize = 1_000;
+
+/// The next job of a lane, in words.
+pub const NEXT: &str = "the next job is due";
 
 /// Why the waiting jobs of a group do not run.
 #[derive(Clone, Debug)]
@@ -118,9 +121,11 @@ impl Client {
             if let Some(head) = situation.head_of(lane) {
                 sample.retain(|(job, _)| job.id == head.job.id);
             }
+            let since = sample.iter().map(|(job, _)| job.scheduled_at).min().unwrap_or(now);
+            let next = Due { job: None, waiting: NEXT, since, before: 0, behind: due - 1 };
             let mut kinds: BTreeMap<BTreeSet<String>, u64> = BTreeMap::new();
             sample.into_iter().for_each(|(_, policies)| *kinds.entry(policies).or_default() += 1);
-            let not_yet = |policies: &BTreeSet<String>| situation.why_not_yet(lane, policies, None, "the next job is due", 0);
+            let not_yet = |policies: &BTreeSet<String>| situation.why_not_yet(lane, policies, &next);
             for (policies, jobs) in kinds {
                 let jobs = jobs.min(due);
                 due -= jobs;
@@ -202,8 +207,14 @@ async fn why_due(store: &Store, job: &Job, at: Instant, now: Instant) -> Result<
     if let Some(why) = situation.why_unknown(&lane, &policies) {
         return Ok(why);
     }
-    let before = if situation.has_rate(&lane) { store.count_due_before(&lane, job.settings.priority(), at).await? } else { 0 };
-    Ok(situation.why_not_yet(&lane, &policies, Some(job.id), &format!("it has been due for {}", apart(at, now)), before))
+    let (before, all) = if situation.has_rate(&lane) {
+        (store.count_due_before(&lane, job.settings.priority(), at).await?, store.waiting_in_lane(&lane, now).await?.due)
+    } else {
+        (0, 0)
+    };
+    let waiting = format!("it has been due for {}", apart(at, now));
+    let due = Due { job: Some(job.id), waiting: &waiting, since: at, before, behind: all.saturating_sub(before + 1) };
+    Ok(situation.why_not_yet(&lane, &policies, &due))
 }
 
 /// A job that waits for an earlier one of its line.

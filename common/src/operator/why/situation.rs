@@ -20,6 +20,24 @@ use crate::{
 
 /// Maximum number of workers that are named.
 const NAMED: usize = 3;
+/// In addition to twice the time that a rate needs for all due jobs of a lane: when its next one has been due for longer, it does not wait for
+/// the rate.
+const NOT_THE_RATE_AFTER: Duration = Duration::from_secs(5);
+
+/// A due job that has not started, or the next one of a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Due<'a> {
+    /// The job, if it is about this one.
+    pub job: Option<JobId>,
+    /// How long it has been due, in words.
+    pub waiting: &'a str,
+    /// Since when it has been due.
+    pub since: Instant,
+    /// Number of due jobs of the lane that come first.
+    pub before: u64,
+    /// Number of due jobs of the lane that come after it.
+    pub behind: u64,
+}
 
 /// What decides whether the due jobs of some lanes may start: the leader, the workers, and the settings with what is in use of them.
 #[derive(Clone, Debug)]
@@ -85,7 +103,7 @@ impl Situation {
     }
 
     /// The reason if no recruiter leads.
-    pub(crate) fn why_no_leader(&self) -> Option<Why> {
+    pub fn why_no_leader(&self) -> Option<Why> {
         self.leader.is_missing().then(|| Why::new(Reason::NoRecruiter, format!("{}; start `recruiter run`", self.leader.line())))
     }
 
@@ -185,9 +203,9 @@ impl Situation {
         self.settings.limits_of(lane).is_ok_and(|limits| limits.iter().any(|(_, limit)| limit.rate.is_some()))
     }
 
-    /// Why a due job with these retry policies, which nothing refuses, has not started. `waiting` says how long it has been due, and `before`
-    /// how many due jobs come first.
-    pub(crate) fn why_not_yet(&self, lane: &Lane, policies: &BTreeSet<String>, job: Option<JobId>, waiting: &str, before: u64) -> Why {
+    /// Why a due job with these retry policies, which nothing refuses, has not started.
+    pub fn why_not_yet(&self, lane: &Lane, policies: &BTreeSet<String>, due: &Due<'_>) -> Why {
+        let Due { job, waiting, .. } = *due;
         let able = self.workers.takers(&lane.class, &lane.group).filter(|worker| worker.knows(policies));
         let takers: Vec<&Worker> = able.collect();
         let has_not_taken = |worker: &&&Worker| worker.is_late() && !worker.untaken().is_empty();
@@ -215,7 +233,7 @@ impl Situation {
             );
             return Why::new(Reason::NoFreeSlot, text);
         }
-        if let Some(why) = self.why_rate(lane, waiting, before) {
+        if let Some(why) = self.why_rate(lane, due) {
             return why;
         }
         let text = format!(
@@ -225,33 +243,40 @@ impl Situation {
     }
 
     /// The slowest rate of this lane, if it may be why its next job waits. The leader alone knows the next start of a fast rate.
-    fn why_rate(&self, lane: &Lane, waiting: &str, before: u64) -> Option<Why> {
+    fn why_rate(&self, lane: &Lane, due: &Due<'_>) -> Option<Why> {
+        let Due { waiting, since, before, behind, .. } = *due;
+        let due_for = (self.now - since).to_std().unwrap_or_default();
         let limits = self.settings.limits_of(lane).unwrap_or_default();
         let may_wait = |(resource, limit): (String, Limit)| {
             let rate = limit.rate?;
             // A kept cell says exactly that the next start is allowed.
-            let is_free = before == 0 && self.cells.get(&resource).is_some_and(|cell| cell.rate == Some(rate));
-            (!is_free).then_some((resource, rate))
+            let is_free = self.cells.get(&resource).is_some_and(|cell| cell.rate == Some(rate));
+            let is_past = due_for > for_starts(rate, behind).saturating_mul(2).saturating_add(NOT_THE_RATE_AFTER);
+            (before > 0 || !is_free && !is_past).then_some((resource, rate))
         };
         let (resource, rate) = limits.into_iter().filter_map(may_wait).max_by_key(|(_, rate)| rate.interval())?;
         let (until, within) = self.after(rate, before);
-        let behind = match before {
+        let first = match before {
             0 => String::new(),
             1 => ", and one due job of its kind comes first".into(),
             more => format!(", and {more} due jobs of its kind come first"),
         };
-        let text = format!("{waiting}; the rate of `{}` is {rate}{behind}: it may start within about {within}", printable(&resource, 80));
+        let text = format!("{waiting}; the rate of `{}` is {rate}{first}: it may start within about {within}", printable(&resource, 80));
         let why = Why::new(Reason::Rate, text);
         Some(until.map_or(why.clone(), |until| why.until(until)))
     }
 
     /// When a rate allows one more start after as many as come `before`, and in how long that is.
     fn after(&self, rate: Rate, before: u64) -> (Option<Instant>, String) {
-        let starts = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
-        let within = rate.interval().saturating_mul(starts);
+        let within = for_starts(rate, before);
         let until = TimeDelta::from_std(within).ok().and_then(|within| self.now.checked_add_signed(within));
         (until, in_words(within.max(Duration::from_secs(1))))
     }
+}
+
+/// The time in which a rate allows one more start after as many others.
+fn for_starts(rate: Rate, others: u64) -> Duration {
+    rate.interval().saturating_mul(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1))
 }
 
 impl InUse for Situation {
