@@ -23,7 +23,7 @@ pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Wr
     let now = store.now();
     print(out, format, "no worker is registered", workers.iter().map(|worker| view(worker, now)))?;
     if !format.json {
-        write_overdue(out, &workers)?;
+        write_overdue(out, workers.iter().filter(|worker| worker.is_overdue()).count())?;
         return Ok(writeln!(out, "{}", leader.line())?);
     }
     out.flush()?;
@@ -33,8 +33,9 @@ pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Wr
     Ok(())
 }
 
-fn write_overdue(out: &mut impl Write, workers: &[Worker]) -> std::io::Result<()> {
-    match workers.iter().filter(|worker| worker.is_overdue()).count() {
+/// Says that no cleaner runs, if it has left jobs of so many workers.
+pub(super) fn write_overdue(out: &mut impl Write, workers: usize) -> std::io::Result<()> {
+    match workers {
         0 => Ok(()),
         overdue => writeln!(
             out,
@@ -171,7 +172,7 @@ mod tests {
             let mut out = Vec::new();
             let workers = [Worker::of(worker, now())];
             table(&mut out, Screen { width: 80, colours: false }, &[view(&workers[0], now()).row]).unwrap();
-            write_overdue(&mut out, &workers).unwrap();
+            write_overdue(&mut out, usize::from(workers[0].is_overdue())).unwrap();
             String::from_utf8(out).unwrap()
         };
         assert!(shown(1).lines().all(|line| line.chars().count() <= 80), "{}", shown(1));

@@ -12,15 +12,17 @@ use chrono::TimeDelta;
 use clap::Args;
 use hdrhistogram::Histogram;
 use recruiter_common::{
+    Reason,
     instant::Instant,
     job::FinishReason,
-    store::{COUNTED, ConnectArgs, Finished, Lane, NotKept, SAMPLED, Situation, Store, Waiting},
-    why::Why,
+    store::{COUNTED, ConnectArgs, Due, Finished, Lane, NotKept, SAMPLED, ScheduledJob, Situation, Store, Waiting},
+    why::{NEXT, Why},
 };
 use serde_json::{Value, json};
 
 use super::{
     output::{Format, moment, printable},
+    roster::write_overdue,
     view::{Row, Screen, extended, left, right, table},
     why::said,
 };
@@ -56,22 +58,16 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let are_all = lanes.len() < LANES;
     let situation = Situation::read(&store, &lanes).await?;
     let leader = situation.leader();
-    let mut held: Vec<Held> = lanes.iter().filter_map(|lane| Some(Held::of(lane, situation.why_refused(lane)?))).collect();
-    let kinds = store.policies_of_due_jobs(&lanes, SAMPLE).await?;
-    let kinds: BTreeSet<(Lane, BTreeSet<String>)> = kinds.into_iter().map(|(job, policies)| (job.lane(), policies)).collect();
-    let unknown = kinds.iter().filter_map(|(lane, policies)| Some(Held::of(lane, situation.why_unknown(lane, policies)?)));
-    for one in unknown {
-        if !held.contains(&one) {
-            held.push(one);
-        }
-    }
-    let pairs: BTreeSet<(String, String)> = lanes.into_iter().map(|Lane { group, class, .. }| (group, class)).collect();
+    let pairs: BTreeSet<(&str, &str)> = lanes.iter().map(|lane| (lane.group.as_str(), lane.class.as_str())).collect();
     let untaken = pairs.into_iter().map(|(group, class)| Lane::new(group, class));
     let untaken: Vec<Held> = untaken.filter_map(|lane| Some(Held::of(&lane, situation.why_not_taken(&lane)?))).collect();
+    let held = held(&situation, &lanes, &store.policies_of_due_jobs(&lanes, SAMPLE).await?, &untaken);
+    let unrescued = situation.workers().0.iter().filter(|worker| worker.is_overdue()).count();
     let statistics = Statistics::of(now, &waiting, &running, &finished, &not_kept);
     if args.format.json {
         let mut json = statistics.to_json();
         json["leader"] = json!(leader.holder());
+        json["unrescued_workers"] = json!(unrescued);
         json["untaken"] = untaken.iter().map(Held::to_json).collect();
         json["held"] = held.iter().map(Held::to_json).collect();
         return Ok(writeln!(out, "{json}")?);
@@ -79,6 +75,7 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     statistics.write(out, Screen::of_stdout())?;
     write_held(out, &held)?;
     write_untaken(out, &untaken, are_all)?;
+    write_overdue(out, unrescued)?;
     Ok(writeln!(out, "{}", leader.line())?)
 }
 
@@ -101,10 +98,44 @@ impl Held {
     }
 }
 
+/// Why the due jobs of these lanes do not start: each kind of jobs, those with the same lane and the same retry policies, is judged by its
+/// first job. What is about to start is left out, and those whose class or group no worker takes are listed elsewhere.
+fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<String>)], untaken: &[Held]) -> Vec<Held> {
+    let mut held: Vec<Held> = lanes.iter().filter_map(|lane| Some(Held::of(lane, situation.why_refused(lane)?))).collect();
+    let mut kinds: BTreeMap<(Lane, &BTreeSet<String>), Vec<&ScheduledJob>> = BTreeMap::new();
+    for (job, policies) in due {
+        kinds.entry((job.lane(), policies)).or_default().push(job);
+    }
+    let refused: BTreeSet<Lane> = held.iter().map(|held| held.lane.clone()).collect();
+    let is_untaken = |lane: &Lane| untaken.iter().any(|other| other.lane.group == lane.group && other.lane.class == lane.class);
+    for ((lane, policies), jobs) in &kinds {
+        let not_yet = || {
+            let mut jobs = jobs.iter();
+            let (behind, first) = match situation.head_of(lane) {
+                Some(head) => (0, jobs.find(|job| job.id == head.job.id)),
+                None => (jobs.len() as u64 - 1, jobs.next()),
+            };
+            let first = first.filter(|_| !refused.contains(lane) && !is_untaken(lane))?;
+            let due = Due { job: Some(first.id), waiting: NEXT, since: first.scheduled_at, before: 0, behind };
+            let why = situation.why_not_yet(lane, policies, &due);
+            (![Reason::Assigned, Reason::Assignable].contains(&why.reason)).then_some(why)
+        };
+        let why = situation.why_unknown(lane, policies).or_else(not_yet);
+        for why in [situation.why_no_leader(), why].into_iter().flatten() {
+            let one = Held::of(lane, why);
+            if !held.contains(&one) {
+                held.push(one);
+            }
+        }
+    }
+    held
+}
+
 /// Writes each reason once, with the groups of the jobs that wait for it.
 fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
     let mut reasons: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for held in held {
+    // The last line says who leads.
+    for held in held.iter().filter(|held| held.why.reason != Reason::NoRecruiter) {
         reasons.entry(&held.why.text).or_default().insert(&held.lane.group);
     }
     for (text, groups) in reasons.iter().take(REASONS) {

@@ -555,7 +555,8 @@ async fn the_leader_and_jobs_without_workers_are_shown() {
     for args in [&["stats"][..], &["roster"], &["roster", "--json"], &["jobs", "show", &id]] {
         says(args, "no recruiter leads: due jobs are not assigned (no recruiter has led yet)");
     }
-    assert_eq!(recruiter(&database, &["stats", "--json"]).objects()[0]["leader"], Value::Null);
+    let stats = recruiter(&database, &["stats", "--json"]).objects().remove(0);
+    assert_eq!((&stats["leader"], &stats["held"][0]["reason"]), (&Value::Null, &json!("no-recruiter")), "{stats}");
     says(&["enqueue", "--class", "nosuch"], "warning: no worker is running");
 
     let setup = Setup { recruiter: &["--lease", "10m"], worker: &["--builtins", "--work-on", "g", "--lease", "10m"], ..Setup::default() };

@@ -82,6 +82,11 @@ impl Stage {
         recruiter(&self.database, &["stats", "--json"]).objects().remove(0)
     }
 
+    /// Whether `stats` says that jobs of this gate, or without one, wait for this reason.
+    fn holds(&self, gate: Option<&str>, reason: Reason) -> bool {
+        self.stats()["held"].as_array().unwrap().iter().any(|held| held["gate"].as_str() == gate && held["reason"] == reason.name())
+    }
+
     fn list(&self) -> String {
         recruiter(&self.database, &["jobs", "list"]).out
     }
@@ -132,6 +137,7 @@ async fn a_policy_that_no_worker_knows_keeps_a_job_from_running() {
         stage.check(job, Reason::NoFreeSlot, "").await;
     }
     stage.check(known, Reason::Assignable, "").await;
+    assert!(stage.holds(None, Reason::NoFreeSlot), "{}", stage.stats());
     let mut group = stage.group().await;
     group.sort();
     assert_eq!(group, [(Reason::NotDue, 2), (Reason::NoFreeSlot, 2), (Reason::Assignable, 1)]);
@@ -198,9 +204,11 @@ async fn a_rate_says_until_when() {
     stage.store.limits().set("free", rate(1, 60)).await.unwrap();
     let due = stage.insert(doc! { "gate": "free", "scheduled_at": bson::DateTime::from_chrono(minute_ago) }).await;
     stage.check(due, Reason::Rate, "it may start within about 1m").await;
+    assert!(stage.holds(Some("free"), Reason::Rate), "{}", stage.stats());
     let ago = doc! { "$set": { "scheduled_at": bson::DateTime::from_chrono(minute_ago - TimeDelta::minutes(10)) } };
     stage.database.raw("scheduled").update_one(doc! { "_id": due }, ago).await.unwrap();
     stage.check(due, Reason::Assignable, "").await;
+    assert!(!stage.holds(Some("free"), Reason::Rate), "{}", stage.stats());
     // The leader has kept when the slow one allows the next start: with a burst of two, 30 s before its cell.
     let slow = stage.insert(doc! { "gate": "slow" }).await;
     let cell = stage.store.now() + TimeDelta::minutes(10);
@@ -209,8 +217,7 @@ async fn a_rate_says_until_when() {
     stage.database.raw("metadata").insert_one(kept).await.unwrap();
     let why = stage.check(slow, Reason::Rate, "the rate of `slow` allows the next start in 9m").await;
     assert_eq!(why.until.map(|at| at.timestamp_millis()), Some((cell - TimeDelta::seconds(30)).timestamp_millis()));
-    let held = stage.stats()["held"].take();
-    assert!(held.as_array().unwrap().iter().any(|held| held["gate"] == "slow" && held["reason"] == "rate"), "{held}");
+    assert!(stage.holds(Some("slow"), Reason::Rate), "{}", stage.stats());
 }
 
 #[tokio::test]
@@ -223,6 +230,8 @@ async fn an_absent_cleaner_is_noticed() {
     stage.check(running, Reason::DeadWorker, "a cleaner ends").await;
     stage.silent_for(2.5).await;
     stage.check(running, Reason::NoCleaner, "start recruiter-cleaner").await;
+    let shown = recruiter(&stage.database, &["stats"]).out;
+    assert!(stage.stats()["unrescued_workers"] == 1 && shown.contains("no cleaner seems to run"), "{shown}");
     // A cleaner that died while it ended the jobs of the worker.
     stage.set_worker(doc! { "retired": true }).await;
     stage.check(running, Reason::NoCleaner, "start recruiter-cleaner").await;
@@ -246,8 +255,10 @@ async fn an_absent_cleaner_is_noticed() {
     let given = doc! { "available": false, "assigned_to": map, "assigned_since": bson::DateTime::now(), "round": ObjectId::new() };
     stage.set_worker(given).await;
     stage.check(assigned, Reason::WorkerSilent, "does not answer").await;
+    assert!(stage.holds(None, Reason::WorkerSilent), "{}", stage.stats());
     stage.silent_for(2.5).await;
     stage.check(assigned, Reason::NoCleaner, "was assigned to worker").await;
+    assert!(stage.holds(None, Reason::NoCleaner), "{}", stage.stats());
     // No cleaner archives the expired job.
     let expired = stage.insert(doc! { "expires_at": bson::DateTime::from_millis(1) }).await;
     stage.check(expired, Reason::Expired, "recruiter-cleaner").await;
@@ -275,6 +286,9 @@ async fn a_frozen_idle_worker_does_not_answer() {
         };
         world.wait_for("the worker does not answer", is_said).await;
     }
+    let stats = recruiter(&world.database, &["stats", "--json"]).objects().remove(0);
+    let said = ["held", "untaken"].map(|kind| stats[kind].to_string());
+    assert!(said.concat().contains("worker-silent"), "{stats}");
     world.members[worker].process.resume();
     world.wait_for("it goes on", async || world.count("scheduled", doc! {}).await == 0).await;
     world.close().await;

@@ -93,7 +93,7 @@ impl Situation {
     }
 
     /// The first unfinished job of the lane's line, if the lane is a line.
-    pub(crate) fn head_of(&self, lane: &Lane) -> Option<&Head> {
+    pub fn head_of(&self, lane: &Lane) -> Option<&Head> {
         self.heads.get(lane.gate.as_ref()?)
     }
 
