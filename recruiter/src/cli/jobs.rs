@@ -14,7 +14,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{
-        CorruptJob, Execution, FinishReason, Job, JobProgress, JobState, Stage, StoredPolicy,
+        CorruptJob, Execution, FinishReason, Job, JobProgress, JobState, Settings, Stage, StoredPolicy,
         bundle::{failure_of, is_done},
         notes::{CHECKPOINT, Log, LogLine},
     },
@@ -23,6 +23,7 @@ use recruiter_common::{
     spec::{duration_of_text, id_of_text},
     store::{ConnectArgs, LOOK_LIMIT, Store, lossy},
 };
+use serde_json::Value;
 
 use super::{
     change::{self, ALTER_EXAMPLES, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, Intent, NewValues, RETRY_EXAMPLES},
@@ -31,8 +32,9 @@ use super::{
     filter::{FilterArgs, check_reason},
     output::{Format, apart, briefly_apart, moment, printable},
     revise::NewContent,
-    view::{Row, Stored, document_line, json_line, left, or_dash, print, right, with_state},
+    view::{Row, Stored, document_line, extended, json_line, left, or_dash, print, right, with_state},
     wait::until_ended,
+    why::said,
 };
 
 /// The state of a document that is not a job.
@@ -308,15 +310,17 @@ fn state(job: &Job, now: Instant) -> (String, String) {
 async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
+    let held = store.why(id).await?.filter(|why| ![Reason::Finished, Reason::Running, Reason::Assignable].contains(&why.reason));
     let (job, now) = (Job::try_from(stored.document), store.now());
     if format.json {
-        return Ok(json_line(out, &view(job, now))?);
+        let mut view = view(job, now);
+        view.document["held"] = held.as_ref().map(said).map_or(Value::Null, extended);
+        return Ok(json_line(out, &view)?);
     }
     match job {
         Ok(job) => {
             describe(&job, now, out)?;
-            let is_waiting = matches!(job.state, JobState::Waiting { .. });
-            match store.why(id).await?.filter(|why| is_waiting && why.reason != Reason::Assignable) {
+            match held {
                 Some(why) => Ok(writeln!(out, "why          {}: {}", why.reason, why.text)?),
                 None => Ok(()),
             }
@@ -331,7 +335,7 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
 /// Writes a job as text, with its history, oldest execution first.
 fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()> {
     let json = |value: &Bson| printable(&value.clone().into_relaxed_extjson().to_string(), 400);
-    let mut line = |name: &str, value: String| if value.is_empty() { Ok(()) } else { writeln!(out, "{name:<13}{value}") };
+    let mut line = |name: &str, value: String| if value.is_empty() { Ok(()) } else { writeln!(out, "{name:<12} {value}") };
     let (state, when) = state(job, now);
     line("job", job.id.to_string())?;
     line("state", format!("{state}, {when}"))?;
@@ -340,11 +344,10 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         None => line("parameters", json(&job.parameters))?,
         Some(bundle) => line("items", items(&bundle.outcomes))?,
     }
-    line("group", printable(job.settings.group(), 256))?;
-    line("priority", job.settings.priority().to_string())?;
-    line("urn", job.settings.urn.as_deref().map(|urn| printable(urn, 256)).unwrap_or_default())?;
-    line("tags", job.settings.tags.iter().map(|tag| printable(tag, 256)).collect::<Vec<_>>().join(", "))?;
-    line("retry policy", retry_policy(job.settings.retry_policy()))?;
+    for (name, value) in settings(&job.settings) {
+        line(&name, value)?;
+    }
+    line("expires", job.expires_at.map(moment).unwrap_or_default())?;
     line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
     let uncounted = (job.interruptions > 0)
         .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or snoozed)", job.interruptions));
@@ -372,6 +375,18 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         describe_execution(execution, now, out)?;
     }
     Ok(())
+}
+
+/// Every setting that the job has, with its name in words.
+fn settings(settings: &Settings) -> Vec<(String, String)> {
+    let Ok(Value::Object(all)) = serde_json::to_value(settings) else { return Vec::new() };
+    let text = |name: &str, value: Value| match value {
+        Value::Object(_) if name == "retry_policy" => retry_policy(settings.retry_policy()),
+        Value::String(text) => printable(&text, 256),
+        Value::Array(texts) => texts.iter().filter_map(Value::as_str).map(|text| printable(text, 256)).collect::<Vec<_>>().join(", "),
+        other => printable(&other.to_string(), 256),
+    };
+    all.into_iter().map(|(name, value)| (name.replace('_', " "), text(&name, value))).collect()
 }
 
 fn log_line(line: &LogLine) -> String {
@@ -487,6 +502,28 @@ mod tests {
             let row = listed(120, vec![job(more).document.try_into().unwrap()]);
             assert!(row.contains(" waits ") && row.ends_with(&format!("{when}\n")), "{row}");
         }
+    }
+
+    #[test]
+    fn every_setting_is_shown() {
+        let shown = described(&job(doc! {
+            "gate": "customer:17,printer", "keep": "failures", "expires_at": bson::DateTime::from_millis(0), "traceparent": "00-1",
+        }));
+        for line in [
+            "group        g",
+            "priority     3",
+            "tags         t",
+            "urn          u",
+            "traceparent  00-1",
+            "retry policy Mine {}",
+            "keep         failures",
+            "limits       customer:17, printer",
+            "expires      1970-01-01T00:00:00.000Z",
+        ] {
+            assert!(shown.lines().any(|shown| shown == line), "{line:?} is not in\n{shown}");
+        }
+        let line = described(&job(doc! { "gate": recruiter_common::store::gate_of_line("a b"), "halt_on_failure": true }));
+        assert!(line.contains("\nline         a b\nhalt on failure true\n"), "{line}");
     }
 
     #[test]

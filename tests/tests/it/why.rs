@@ -226,10 +226,15 @@ async fn an_absent_cleaner_is_noticed() {
     let running = stage.insert(doc! {}).await;
     assert_eq!(started(&stage.store, stage.worker, &[running]).await.len(), 1);
     stage.check(running, Reason::Running, "").await;
+    let shown = recruiter(&stage.database, &["jobs", "show", &running.to_string(), "--json"]).objects().remove(0);
+    assert!(shown["held"].is_null(), "{shown}");
     stage.silent_for(1.5).await;
     stage.check(running, Reason::DeadWorker, "a cleaner ends").await;
     stage.silent_for(2.5).await;
     stage.check(running, Reason::NoCleaner, "start recruiter-cleaner").await;
+    let show = |args: &[&str]| recruiter(&stage.database, &[&["jobs", "show", &running.to_string()], args].concat());
+    assert!(show(&[]).out.contains("\nwhy          no-cleaner: "), "{}", show(&[]).out);
+    assert_eq!(show(&["--json"]).objects()[0]["held"]["reason"], "no-cleaner");
     let shown = recruiter(&stage.database, &["stats"]).out;
     assert!(stage.stats()["unrescued_workers"] == 1 && shown.contains("no cleaner seems to run"), "{shown}");
     // A cleaner that died while it ended the jobs of the worker.
