@@ -5,15 +5,15 @@ use std::{collections::BTreeMap, io::Write, str::FromStr, time::Duration};
 use clap::{ArgGroup, Args, Subcommand};
 use recruiter_common::{
     flags::name_of_text,
-    limits::{self, GroupSettings, MaintenanceWindow},
-    store::{ConnectArgs, Store},
+    limits::{self, GroupSettings, MaintenanceWindow, Settings},
+    store::{ConnectArgs, Store, group_of_resource},
 };
 use serde::Serialize;
 use serde_json::json;
 
 use super::{
     exit::usage,
-    limits::refused,
+    limits::{name_invalid, refused},
     output::{Format, printable},
     view::{Row, View, json_line, left, or_dash, print, right, texts},
     why,
@@ -138,7 +138,8 @@ struct Group {
 impl Group {
     /// The groups that have settings.
     async fn all(store: &Store) -> anyhow::Result<Vec<Self>> {
-        let mut groups = store.settings().await?.groups;
+        let Settings { mut groups, invalid, .. } = store.settings().await?;
+        name_invalid(invalid.iter().filter(|name| group_of_resource(name).is_some()))?;
         groups.retain(|_, settings| *settings != GroupSettings::default());
         let most = store.group_backlogs().await?.into_iter().filter_map(|backlog| Some((backlog.group, backlog.most_waiting?)));
         let most: BTreeMap<String, u64> = most.collect();

@@ -155,16 +155,21 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
         let names = held.iter().flat_map(|holder| &holder.permits);
         names.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
     };
-    if !format.json {
-        for name in &settings.invalid {
-            writeln!(out, "the setting {} is not valid: what it would limit waits; correct or delete its document", printable(name, 256))?;
-        }
-    }
+    name_invalid(settings.invalid.iter())?;
     let limits = all(&settings).map(|(name, Limit { capacity, rate, .. })| {
         let (in_use, most_waiting) = (in_use(&name), waiting.get(&name).copied());
         ListedLimit { name, capacity, rate: rate.map(|rate| rate.to_string()), in_use, most_waiting }
     });
     Ok(print(out, format, "no resource has a limit", limits)?)
+}
+
+/// Names documents of `limits` and `groups` that are not valid.
+pub(super) fn name_invalid<'a>(names: impl Iterator<Item = &'a String>) -> std::io::Result<()> {
+    for name in names {
+        let name = printable(name, 256);
+        writeln!(std::io::stderr(), "the setting {name} is not valid: what it would limit waits; correct or delete its document")?;
+    }
+    Ok(())
 }
 
 /// The limit of a resource or group.

@@ -327,7 +327,16 @@ async fn a_pause_that_is_not_valid_makes_no_limit_invalid() {
     assert!(settings.invalid.is_empty() && settings.invalid_pauses.contains("printer"), "{settings:?}");
     let shown = recruiter(&stage.database, &["pauses"]);
     assert!(shown.code == 0 && shown.err.contains("the document printer in `pauses` pauses nothing"), "{}{}", shown.out, shown.err);
-    assert!(!recruiter(&stage.database, &["limits", "list"]).out.contains("not valid"));
+    assert_eq!(recruiter(&stage.database, &["limits", "list"]).err, "");
+    // A group or a limit that is not valid is named where the valid ones are listed.
+    let name = doc! { "_id": "slow", "capacity": "one" };
+    for (collection, list, named) in [("groups", "groups", "@slow"), ("limits", "limits", "slow")] {
+        stage.database.raw(collection).insert_one(name.clone()).bypass_document_validation(true).await.unwrap();
+        for args in [&[list, "list"][..], &[list, "list", "--json"]] {
+            let shown = recruiter(&stage.database, args);
+            assert!(shown.code == 0 && shown.err.contains(&format!("the setting {named} is not valid")), "{args:?}: {}", shown.err);
+        }
+    }
 }
 
 #[tokio::test]
