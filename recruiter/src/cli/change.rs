@@ -189,8 +189,8 @@ pub(crate) async fn run(
     let (mut named, mut written, json) = (0, Vec::new(), args.format.json);
     let report = walk(&store, change, args.dry_run, &filter, shutdown, |changed, bar| {
         for (job, changed) in changed {
-            if written.len() < STORED {
-                written.extend(has_new_needs(change, *job, changed));
+            if written.len() < STORED && !args.dry_run {
+                written.extend(may_lack_a_worker(*job, changed));
             }
             if json {
                 json_line(out, &outcome(*job, changed, args.dry_run))?;
@@ -239,7 +239,7 @@ async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &m
     for (job, changed) in store.control(args.dry_run).change(change, &args.ids).await? {
         let failed = matches!(changed, Changed::Refused(_));
         refused += usize::from(failed);
-        written.extend(has_new_needs(change, job, &changed));
+        written.extend(may_lack_a_worker(job, &changed).filter(|_| !args.dry_run));
         if args.format.json {
             json_line(out, &outcome(job, &changed, args.dry_run))?;
         } else if failed {
@@ -256,13 +256,12 @@ async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &m
     }
 }
 
-/// The job that was written with a new group or another policy, which perhaps no worker has.
-fn has_new_needs(change: &Change, job: JobId, changed: &Changed) -> Option<JobId> {
-    match (change, changed) {
-        (Change::Retry { with, .. }, Changed::EnqueuedAgain { new, .. }) if !with.is_empty() => *new,
-        (Change::Alter(_), Changed::Altered) => Some(job),
-        _ => None,
+/// The job that is enqueued, due or in another group now, and that perhaps no worker takes.
+fn may_lack_a_worker(job: JobId, changed: &Changed) -> Option<JobId> {
+    if let Changed::EnqueuedAgain { new, .. } = changed {
+        return *new;
     }
+    matches!(changed, Changed::DueNow { .. } | Changed::Altered).then_some(job)
 }
 
 /// Changes all jobs that match, or reports what would change in a dry run. The first signal stops it after the current

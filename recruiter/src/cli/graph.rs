@@ -361,9 +361,11 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
     let is_retrying = jobs_of(&store, args.id).await?.iter().any(|job| job.is_retrying);
     let mut control = store.control(args.dry_run);
     let changed = if is_cancel { control.cancel_graph(args.id).await? } else { control.retry_graph(args.id).await? };
+    let mut written = Vec::new();
     for (job, change) in &changed {
         let mut view = json!({ "id": job.to_string(), "outcome": change.word() });
         if let Changed::EnqueuedAgain { new: Some(new), .. } = change {
+            written.push(*new);
             view["new_id"] = json!(new.to_string());
         }
         line(out, args.format, &view, format_args!("{job}: {}", message(change, args.dry_run)))?;
@@ -377,5 +379,7 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
         };
         writeln!(out, "{nothing}")?;
     }
+    out.flush()?;
+    warn_of_unmet(&store, &Needs::of_stored(&store, &written).await).await;
     Ok(())
 }

@@ -17,7 +17,7 @@ const WARNINGS: usize = 5;
 /// Maximum number of kinds and limits of which it is checked whether they exist.
 const NEEDS: usize = 1_000;
 
-/// Maximum number of changed jobs that are read again.
+/// Maximum number of written jobs that are read again.
 pub(super) const STORED: usize = 100;
 
 /// What jobs need to run: workers for each class and group with these retry policies, and limits.
@@ -36,23 +36,25 @@ impl Needs {
 
     /// Adds what this job needs, up to [`NEEDS`] of each.
     pub(super) fn add(&mut self, job: &NewJob) {
-        self.add_kind(job.class_and_group(), job.settings());
-        self.limits.extend(job.settings().limits.iter().take(NEEDS.saturating_sub(self.limits.len())).cloned());
+        self.add_settings(job.class_and_group(), job.settings());
     }
 
-    fn add_kind(&mut self, (class, group): (&str, &str), settings: &Settings) {
+    fn add_settings(&mut self, (class, group): (&str, &str), settings: &Settings) {
         if self.kinds.len() < NEEDS {
             let policies = policies_in(settings.retry_policy().clone().into());
             self.kinds.insert((class.to_owned(), group.to_owned(), policies));
         }
+        self.limits.extend(settings.limits.iter().take(NEEDS.saturating_sub(self.limits.len())).cloned());
     }
 
-    /// The workers that the first [`STORED`] of these jobs need. Jobs that cannot be read need nothing.
+    /// What the first [`STORED`] of these jobs need, which are read one by one: they may be large. Jobs that cannot be read need nothing.
     pub(super) async fn of_stored(store: &Store, jobs: &[JobId]) -> Self {
-        let stored = store.jobs_by_id(&jobs[..jobs.len().min(STORED)]).await.unwrap_or_default();
         let mut needs = Self::default();
-        for job in stored.into_values().filter_map(|stored| Job::try_from(stored.document).ok()) {
-            needs.add_kind((&job.class, job.settings.group()), &job.settings);
+        for job in jobs.iter().take(STORED) {
+            let Ok(stored) = store.job(*job).await else { break };
+            if let Some(Ok(job)) = stored.map(|stored| Job::try_from(stored.document)) {
+                needs.add_settings((&job.class, job.settings.group()), &job.settings);
+            }
         }
         needs
     }

@@ -252,8 +252,12 @@ fn run_of(run: &Run) -> String {
 }
 
 async fn run_now(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let job = connected(connect, NAME, false).await?.schedules().run_now(name).await.map_err(refused)?;
-    Ok(line(out, format, &json!({ "id": job.to_string() }), job)?)
+    let store = connected(connect, NAME, false).await?;
+    let job = store.schedules().run_now(name).await.map_err(refused)?;
+    line(out, format, &json!({ "id": job.to_string() }), job)?;
+    out.flush()?;
+    warn_of_unmet(&store, &Needs::of_stored(&store, &[job]).await).await;
+    Ok(())
 }
 
 async fn remove(names: &[String], dry_run: bool, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {

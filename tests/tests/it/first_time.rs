@@ -155,6 +155,7 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
         (&["enqueue", "--from", lines.to_str().unwrap(), "--json"], &[scaner]),
         (&["graph", "enqueue", file.to_str().unwrap()], &[scaner, "warning: no running worker has the class `nosuch`"]),
         (&["schedules", "apply", schedules.to_str().unwrap()], &[scaner]),
+        (&["schedules", "run", "s"], &[scaner]),
         (&["consumers", "set", "c", "--topic", "t", "--job", r#"{"class": "Unit", "limits": ["scaner"]}"#], &[scaner]),
         (&["enqueue", "--class", "Nothing", "--id", waits, "--after", "1h"], &["no running worker has the class `Nothing`"]),
         (&["jobs", "change", waits, "--to-group", "g"], &["warning: no running worker has the class `Nothing`"]),
@@ -164,12 +165,20 @@ async fn what_a_job_waits_for_without_anybody_having_it_is_said_at_once() {
             &["jobs", "retry", "--why", "cancelled", "--yes", "--retry-policy", r#"{"class": "Mine"}"#, "--custom-policy"],
             &["works on the group `generic` knows the retry policy `Mine`; the job waits until one does"],
         ),
+        (&["jobs", "retry", waits], &["warning: no running worker has the class `Nothing`"]),
+        (&["jobs", "cancel", waits], &[]),
+        (&["jobs", "retry", waits, "--dry-run"], &[]),
+        (&["jobs", "retry", waits], &["warning: no running worker has the class `Nothing`"]),
     ] {
         let said = recruiter(&database, args);
         assert_eq!(said.code, 0, "{args:?}: {}", said.err);
         assert_eq!(said.err.matches("warning: ").count(), expected.len(), "{args:?}: {}", said.err);
         assert!(expected.iter().all(|part| said.err.contains(part)), "{args:?}: {}", said.err);
     }
+    let graph = database.only("scheduled", doc! { "workable.class": "nosuch" }).await.get_object_id("graph").unwrap().to_hex();
+    recruiter(&database, &["graph", "cancel", &graph]).succeeded();
+    let said = recruiter(&database, &["graph", "retry", &graph]).succeeded();
+    assert!(said.err.contains(scaner) && said.err.contains("warning: no running worker has the class `nosuch`"), "{}", said.err);
     worker.stop().await;
 }
 
