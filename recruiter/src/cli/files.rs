@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     connected,
     exit::{unreadable, usage},
-    output::{Format, moment, printable},
+    output::{Format, is_closed, moment, printable},
     view::{Row, View, date, left, print, right},
 };
 
@@ -199,6 +199,10 @@ async fn get(store: &Store, job: JobId, name: &str, output: Option<PathBuf>, out
             _ if read == 0 => break,
             Some(file) => file.write_all(&part[..read]).await.context("cannot write the file")?,
             None => out.write_all(&part[..read])?,
+        }
+        // The reader has all that it wants, as in `| head`.
+        if file.is_none() && is_closed() {
+            break;
         }
     }
     if let Some(file) = &mut file {

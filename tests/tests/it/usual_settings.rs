@@ -291,6 +291,12 @@ async fn a_closed_pipe_ends_what_follows() {
     let said = shell(&database, "\"$0\" jobs export --state waiting | head -n 1", async || {}).await;
     assert_eq!(String::from_utf8_lossy(&said.stdout).lines().count(), 1);
     assert!(said.stderr.is_empty(), "{said:?}");
+    // The end of the file is missing, and nobody reads so far.
+    let job = NewJob::of_class("a", doc! {}).enqueue(&store).await.unwrap().id;
+    store.put_file(job, "large", "x".repeat(4_000_000).as_bytes()).await.unwrap();
+    assert_eq!(database.raw("payloads.chunks").delete_many(doc! { "n": { "$gte": 8 } }).await.unwrap().deleted_count, 8);
+    let said = shell(&database, &format!("\"$0\" files get {job} large | head -c 1"), async || {}).await;
+    assert!(said.stdout.len() == 1 && said.stderr.is_empty(), "{said:?}");
     database.until("metadata", doc! { "_id": "subscribers", "by": { "$nin": [{}, null] } }, 0, "no subscription is left").await;
 }
 
