@@ -20,7 +20,7 @@ use super::{
     filter::{When, when_of_text},
     output::{Format, printable},
     presence::{Needs, warn_of_unmet},
-    view::{Row, View, left, print, right, texts},
+    view::{Row, View, left, line, outcome, print, right, texts},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -55,6 +55,8 @@ pub(super) enum ConsumersCommand {
         /// A new group begins with the messages since this instant, or since this long ago [default: from now on]
         #[arg(long, env = "RECRUITER_CONSUMER_SINCE", value_name = "WHEN", value_parser = when_of_text)]
         since: Option<When>,
+        #[command(flatten)]
+        format: Format,
     },
     /// Move a consumer group: it gets the messages from there on, also those that it has had before
     Reset {
@@ -67,6 +69,8 @@ pub(super) enum ConsumersCommand {
         /// Only show where the group would continue
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
         dry_run: bool,
+        #[command(flatten)]
+        format: Format,
     },
     /// Remove a consumer group; its jobs stay
     Remove {
@@ -76,6 +80,8 @@ pub(super) enum ConsumersCommand {
         /// Only show what would be removed
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
         dry_run: bool,
+        #[command(flatten)]
+        format: Format,
     },
 }
 
@@ -89,7 +95,7 @@ pub(super) async fn run(command: ConsumersCommand, connect: &ConnectArgs, out: &
             let groups = connected(connect, "recruiter consumers", true).await?.consumers().list().await?;
             Ok(print(out, format, "there is no consumer group", groups.into_iter().map(|(name, group)| Listed::of(name, group)))?)
         }
-        ConsumersCommand::Set { name, topics, job, since } => {
+        ConsumersCommand::Set { name, topics, job, since, format } => {
             let job_of = |classes: &Classes| job.clone().with_defaults(classes).into_job(UnknownPolicies::Accept).map_err(usage);
             // A wrong job is an error even without MongoDB.
             job_of(&Classes::new()).map(drop)?;
@@ -99,27 +105,33 @@ pub(super) async fn run(command: ConsumersCommand, connect: &ConnectArgs, out: &
             let from = since.map_or(From::Now, |when| From::Since(when.by(store.now())));
             store.consumers().declare(&name, topics, job, from).await.map_err(refused)?;
             warn_of_unmet(&store, &needs).await;
-            Ok(writeln!(out, "the messages of {} become jobs", printable(&name, 256))?)
+            let text = format!("the messages of {} become jobs", printable(&name, 256));
+            Ok(line(out, format, &outcome(&name, "set", false), text)?)
         }
-        ConsumersCommand::Reset { name, since, dry_run } => {
+        ConsumersCommand::Reset { name, since, dry_run, format } => {
             let store = connected(connect, "recruiter consumers", dry_run).await?;
             let at = since.map(|when| when.by(store.now()));
-            let whence = at.map_or_else(|| "now".into(), super::output::moment);
-            if dry_run {
+            let done = if dry_run {
                 find(&store, &name).await?;
-                return Ok(writeln!(out, "{} would continue with the messages since {whence}", printable(&name, 256))?);
-            }
-            store.consumers().reset(&name, at.map_or(From::Now, From::Since)).await.map_err(refused)?;
-            Ok(writeln!(out, "{} continues with the messages since {whence}", printable(&name, 256))?)
+                "would continue"
+            } else {
+                store.consumers().reset(&name, at.map_or(From::Now, From::Since)).await.map_err(refused)?;
+                "continues"
+            };
+            let whence = at.map_or_else(|| "now".into(), super::output::moment);
+            let text = format!("{} {done} with the messages since {whence}", printable(&name, 256));
+            Ok(line(out, format, &outcome(&name, "reset", dry_run), text)?)
         }
-        ConsumersCommand::Remove { name, dry_run } => {
+        ConsumersCommand::Remove { name, dry_run, format } => {
             let store = connected(connect, "recruiter consumers", dry_run).await?;
             find(&store, &name).await?;
-            if dry_run {
-                return Ok(writeln!(out, "would remove the consumer group {}", printable(&name, 256))?);
-            }
-            store.consumers().remove(&name).await?;
-            Ok(writeln!(out, "removed the consumer group {}; its jobs stay", printable(&name, 256))?)
+            let text = if dry_run {
+                format!("would remove the consumer group {}", printable(&name, 256))
+            } else {
+                store.consumers().remove(&name).await?;
+                format!("removed the consumer group {}; its jobs stay", printable(&name, 256))
+            };
+            Ok(line(out, format, &outcome(&name, "removed", dry_run), text)?)
         }
     }
 }

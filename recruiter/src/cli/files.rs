@@ -21,7 +21,7 @@ use super::{
     connected,
     exit::{unreadable, usage},
     output::{Format, is_closed, moment, printable},
-    view::{Row, View, date, left, print, right},
+    view::{Row, View, date, left, line, outcome, print, right},
 };
 
 const EXAMPLES: &str = "\
@@ -68,6 +68,8 @@ pub(super) enum FilesCommand {
         name: String,
         /// The content [default: standard input]
         content: Option<PathBuf>,
+        #[command(flatten)]
+        format: Format,
     },
     /// Delete a file of a job
     Delete {
@@ -79,6 +81,8 @@ pub(super) enum FilesCommand {
         /// Only show what would be deleted
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
         dry_run: bool,
+        #[command(flatten)]
+        format: Format,
     },
 }
 
@@ -122,7 +126,7 @@ pub(super) async fn run(command: FilesCommand, connect: &ConnectArgs, out: &mut 
     match command {
         FilesCommand::List { job, format } => list(&connected(connect, "recruiter files", true).await?, job, format, out).await,
         FilesCommand::Get { job, name, output } => get(&connected(connect, "recruiter files", true).await?, job, &name, output, out).await,
-        FilesCommand::Put { job, name, content } => {
+        FilesCommand::Put { job, name, content, format } => {
             let content = match &content {
                 Some(path) => open(path).await?,
                 None => File::from_std(std::io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?.into()),
@@ -130,9 +134,11 @@ pub(super) async fn run(command: FilesCommand, connect: &ConnectArgs, out: &mut 
             let store = Store::connect(connect, "recruiter files").await?;
             find(&store, job).await?;
             let stored = store.put_file(job, &name, content).await.map_err(refused)?;
-            Ok(writeln!(out, "{}: {} bytes", printable(&name, 256), stored.bytes)?)
+            let mut view = outcome(&name, "stored", false);
+            view["bytes"] = stored.bytes.into();
+            Ok(line(out, format, &view, format_args!("{}: {} bytes", printable(&name, 256), stored.bytes))?)
         }
-        FilesCommand::Delete { job, name, dry_run } => {
+        FilesCommand::Delete { job, name, dry_run, format } => {
             let store = connected(connect, "recruiter files", dry_run).await?;
             let there =
                 if dry_run { store.files(job).await?.iter().any(|file| file.name == name) } else { store.delete_file(job, &name).await? };
@@ -140,7 +146,7 @@ pub(super) async fn run(command: FilesCommand, connect: &ConnectArgs, out: &mut 
                 return Err(FileError::NotFound { job, name }.into());
             }
             let done = if dry_run { "would delete" } else { "deleted" };
-            Ok(writeln!(out, "{done} the file {}", printable(&name, 256))?)
+            Ok(line(out, format, &outcome(&name, "deleted", dry_run), format_args!("{done} the file {}", printable(&name, 256)))?)
         }
     }
 }

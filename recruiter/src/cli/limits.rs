@@ -17,7 +17,7 @@ use super::{
     connected,
     exit::usage,
     output::{Format, printable},
-    view::{Row, View, date, document_line, left, line, or_dash, print, right, texts},
+    view::{Row, View, date, document_line, left, line, or_dash, outcome, print, right, texts},
 };
 
 /// Maximum number of jobs, and of permits of each worker, that are shown.
@@ -47,6 +47,8 @@ pub(super) enum LimitsCommand {
         /// How many jobs that need the same resources may wait: further ones are refused when they are enqueued [default: any number]
         #[arg(long, env = "RECRUITER_LIMIT_MOST_WAITING", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=LARGEST_CAP))]
         most_waiting: Option<u64>,
+        #[command(flatten)]
+        format: Format,
     },
     /// Remove a limit: jobs that name the resource wait until it has a limit again
     Remove {
@@ -56,6 +58,8 @@ pub(super) enum LimitsCommand {
         /// Only show what would be removed
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]
         dry_run: bool,
+        #[command(flatten)]
+        format: Format,
     },
 }
 
@@ -82,6 +86,8 @@ pub(super) struct PauseArgs {
     /// Who pauses [default: the user and the host]
     #[arg(long, env = "RECRUITER_PAUSE_BY", value_name = "NAME")]
     by: Option<String>,
+    #[command(flatten)]
+    format: Format,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -89,13 +95,15 @@ pub(super) struct ResumeArgs {
     /// What to resume: everything, group:NAME, class:NAME or line:KEY
     #[arg(value_name = "WHAT", value_parser = paused_of_text)]
     paused: Paused,
+    #[command(flatten)]
+    format: Format,
 }
 
 pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         LimitsCommand::List(format) => list(&connected(connect, "recruiter limits", true).await?, format, out).await,
         LimitsCommand::Show { name, format } => show(&connected(connect, "recruiter limits", true).await?, &name, format, out).await,
-        LimitsCommand::Set { name, limit, most_waiting } => {
+        LimitsCommand::Set { name, limit, most_waiting, format } => {
             check_limit_name(&name).map_err(usage)?;
             if most_waiting.is_some()
                 && let Some(group) = group_of_resource(&name)
@@ -108,18 +116,21 @@ pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut
             if group_of_resource(&name).is_none() {
                 store.limits().set_most_waiting(&name, most_waiting).await.map_err(refused)?;
             }
-            Ok(writeln!(out, "{} has a limit: {}{}", printable(&name, 256), described(limit), and_waiting(most_waiting))?)
+            let text = format!("{} has a limit: {}{}", printable(&name, 256), described(limit), and_waiting(most_waiting));
+            Ok(line(out, format, &outcome(&name, "set", false), text)?)
         }
-        LimitsCommand::Remove { name, dry_run } => {
+        LimitsCommand::Remove { name, dry_run, format } => {
             let store = connected(connect, "recruiter limits", dry_run).await?;
             let limit = all(&store.settings().await?).find(|(other, _)| *other == name).map(|(_, limit)| limit);
             let Some(limit) = limit else { return Err(anyhow!("{} has no limit", printable(&name, 256))) };
-            if dry_run {
-                return Ok(writeln!(out, "would remove the limit of {}: {}", printable(&name, 256), described(limit))?);
-            }
-            store.limits().remove(&name).await.map_err(refused)?;
-            let effect = if group_of_resource(&name).is_some() { "its jobs have no limit" } else { "jobs that name it wait" };
-            Ok(writeln!(out, "removed the limit of {}: {effect}", printable(&name, 256))?)
+            let text = if dry_run {
+                format!("would remove the limit of {}: {}", printable(&name, 256), described(limit))
+            } else {
+                store.limits().remove(&name).await.map_err(refused)?;
+                let effect = if group_of_resource(&name).is_some() { "its jobs have no limit" } else { "jobs that name it wait" };
+                format!("removed the limit of {}: {effect}", printable(&name, 256))
+            };
+            Ok(line(out, format, &outcome(&name, "removed", dry_run), text)?)
         }
     }
 }
@@ -239,14 +250,17 @@ fn listed(all: &[impl ToString]) -> String {
 
 /// Pauses jobs.
 pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let PauseArgs { paused, reason, by } = args;
+    let PauseArgs { paused, reason, by, format } = args;
     let store = Store::connect(connect, "recruiter pause").await?;
     let by = by.unwrap_or_else(this_operator);
-    if store.pauses().pause(&paused, &by, reason.as_deref()).await? {
-        Ok(writeln!(out, "paused {}: its jobs wait, and running jobs continue", printable(&paused.to_string(), 256))?)
+    let (name, is_new) = (paused.to_string(), store.pauses().pause(&paused, &by, reason.as_deref()).await?);
+    let (done, shown) = (if is_new { "paused" } else { "paused-before" }, printable(&name, 256));
+    let text = if is_new {
+        format!("paused {shown}: its jobs wait, and running jobs continue")
     } else {
-        Ok(writeln!(out, "{} was paused before; `recruiter pauses` shows by whom", printable(&paused.to_string(), 256))?)
-    }
+        format!("{shown} was paused before; `recruiter pauses` shows by whom")
+    };
+    Ok(line(out, format, &outcome(&name, done, false), text)?)
 }
 
 /// A group or class with a blank at its end has no jobs, so its pause would pause nothing. The key of a line may have one.
@@ -269,12 +283,10 @@ pub(super) fn this_operator() -> String {
 /// Ends a pause.
 pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect(connect, "recruiter resume").await?;
-    let paused = printable(&args.paused.to_string(), 256);
-    if store.pauses().resume(&args.paused).await? {
-        Ok(writeln!(out, "resumed {paused}")?)
-    } else {
-        Ok(writeln!(out, "{paused} was not paused")?)
-    }
+    let (name, was_paused) = (args.paused.to_string(), store.pauses().resume(&args.paused).await?);
+    let (done, shown) = (if was_paused { "resumed" } else { "not-paused" }, printable(&name, 256));
+    let text = if was_paused { format!("resumed {shown}") } else { format!("{shown} was not paused") };
+    Ok(line(out, args.format, &outcome(&name, done, false), text)?)
 }
 
 /// A pause.

@@ -11,12 +11,13 @@ use recruiter_common::{
     store::{ConnectArgs, Store},
     topics::Pattern,
 };
+use serde_json::json;
 
 use super::{
     exit::usage,
     filter::{When, when_of_text},
     output::{Format, moment, printable, reader_gone},
-    view::{document_line, or_dash},
+    view::{document_line, json_line, or_dash},
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -36,6 +37,8 @@ pub(super) struct PublishArgs {
     /// Content: a JSON object; MongoDB's extended JSON for dates, ids and binary data
     #[arg(value_name = "JSON", value_parser = message_of_text)]
     body: Document,
+    #[command(flatten)]
+    format: Format,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -53,11 +56,13 @@ pub(super) struct SubscribeArgs {
     format: Format,
 }
 
-pub(super) async fn publish(args: PublishArgs, connect: &ConnectArgs) -> anyhow::Result<()> {
+/// Publishes a message. Only programs are told that it has succeeded.
+pub(super) async fn publish(args: PublishArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect(connect, "recruiter publish").await?;
     match store.publish_message(&args.topic, &args.body).await {
         Err(PublishError::Store(error)) => Err(error.into()),
         Err(refused) => Err(usage(refused)),
+        Ok(()) if args.format.json => Ok(json_line(out, &json!({ "topic": args.topic, "outcome": "published" }))?),
         Ok(()) => Ok(()),
     }
 }

@@ -25,7 +25,7 @@ use super::{
     output::{Format, briefly_apart, moment, printable},
     presence::{Needs, warn_of_unmet},
     schedules_file,
-    view::{Row, Stored, extended, json_line, left, line, or_dash, print, right},
+    view::{self, Row, Stored, extended, json_line, left, line, or_dash, print, right},
 };
 
 /// The name of this command in the logs of MongoDB.
@@ -145,8 +145,7 @@ fn refused(error: ScheduleError) -> anyhow::Error {
 
 fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_run: bool) -> anyhow::Result<()> {
     let dry = if dry_run { "(dry run) " } else { "" };
-    let view = json!({ "name": name, "outcome": outcome, "dry_run": dry_run });
-    Ok(line(out, format, &view, format_args!("{dry}{}: {outcome}", printable(name, 256)))?)
+    Ok(line(out, format, &view::outcome(name, outcome, dry_run), format_args!("{dry}{}: {outcome}", printable(name, 256)))?)
 }
 
 async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use anstyle::{AnsiColor, Reset};
 use bson::{Bson, Document, doc};
 use recruiter_common::instant::Instant;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tabled::{
     builder::Builder,
     settings::{Alignment, Color, Padding, Style, Width, object::Columns, peaker::Peaker},
@@ -63,6 +63,11 @@ pub(super) fn print<V: View>(out: &mut impl Write, format: Format, none: &str, v
 /// Writes one thing as one line: of JSON, or this text.
 pub(super) fn line(out: &mut impl Write, format: Format, view: &impl Serialize, text: impl Display) -> io::Result<()> {
     if format.json { json_line(out, view) } else { writeln!(out, "{text}") }
+}
+
+/// What a change of something that has a name has done, for programs.
+pub(super) fn outcome(name: &str, outcome: &str, dry_run: bool) -> Value {
+    json!({ "name": name, "outcome": outcome, "dry_run": dry_run })
 }
 
 /// Writes one line of JSON.

@@ -261,6 +261,31 @@ async fn blanks_around_names_are_removed_or_refused() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_are_told_what_a_change_has_done() {
+    let (database, store) = prepared().await;
+    let job = NewJob::of_class("a", doc! {}).enqueue(&store).await.unwrap().id.to_string();
+    let orders = ["consumers", "set", "orders", "--topic", "orders.*", "--job", r#"{"class": "a"}"#];
+    for (args, name, outcome) in [
+        (&["limits", "set", "printer", "--capacity", "1"][..], "printer", "set"),
+        (&["limits", "remove", "printer"], "printer", "removed"),
+        (&["pause", "group:mail"], "group:mail", "paused"),
+        (&["pause", "group:mail"], "group:mail", "paused-before"),
+        (&["resume", "group:mail"], "group:mail", "resumed"),
+        (&["resume", "group:mail"], "group:mail", "not-paused"),
+        (&orders, "orders", "set"),
+        (&["consumers", "reset", "orders"], "orders", "reset"),
+        (&["consumers", "remove", "orders"], "orders", "removed"),
+        (&["files", "put", &job, "notes"], "notes", "stored"),
+        (&["files", "delete", &job, "notes"], "notes", "deleted"),
+        (&["publish", "orders.new", "{}"], "orders.new", "published"),
+    ] {
+        let said = recruiter(&database, &[args, &["--json"]].concat()).objects().remove(0);
+        let named = said.get("name").unwrap_or(&said["topic"]);
+        assert_eq!((named.as_str(), said["outcome"].as_str()), (Some(name), Some(outcome)), "{args:?}");
+    }
+}
+
 /// The output of this program of the shell, in which `$0` is `recruiter`.
 async fn shell(database: &TestDatabase, text: &str, meanwhile: impl AsyncFn()) -> Output {
     let mut child = Command::new("sh");
