@@ -12,12 +12,13 @@ use recruiter_common::{
     store::{ConnectArgs, PermitHolder, Store, group_of_resource, paused_by, resource_and_number, resource_of_group},
 };
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{
     connected,
     exit::usage,
     output::{Format, printable},
-    view::{Row, View, date, document_line, left, line, or_dash, outcome, print, right, texts},
+    view::{Row, View, date, extended, json_line, left, line, or_dash, outcome, print, right, texts},
 };
 
 /// Maximum number of jobs, and of permits of each worker, that are shown.
@@ -161,16 +162,8 @@ async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Re
     let (settings, held) = (store.settings().await?, store.permit_holders().await?);
     let waiting = store.limit_backlogs().await?.into_iter().filter_map(|(name, most)| Some((name, most?)));
     let waiting: HashMap<String, u64> = waiting.collect();
-    let in_use = |name: &str| {
-        let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
-        let names = held.iter().flat_map(|holder| &holder.permits);
-        names.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count()
-    };
     name_invalid(settings.invalid.iter())?;
-    let limits = all(&settings).map(|(name, Limit { capacity, rate, .. })| {
-        let (in_use, most_waiting) = (in_use(&name), waiting.get(&name).copied());
-        ListedLimit { name, capacity, rate: rate.map(|rate| rate.to_string()), in_use, most_waiting }
-    });
+    let limits = all(&settings).map(|(name, limit)| ListedLimit::of(&name, Some(limit), waiting.get(&name).copied(), &held));
     Ok(print(out, format, "no resource has a limit", limits)?)
 }
 
@@ -187,15 +180,31 @@ pub(super) fn name_invalid<'a>(names: impl Iterator<Item = &'a String>) -> std::
 #[derive(Serialize)]
 struct ListedLimit {
     name: String,
+    /// Only asked for by name, it may have no limit.
+    is_defined: bool,
     capacity: Option<u32>,
     rate: Option<String>,
     in_use: usize,
     most_waiting: Option<u64>,
+    /// Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holders: Option<Value>,
+}
+
+impl ListedLimit {
+    fn of(name: &str, limit: Option<Limit>, most_waiting: Option<u64>, held: &[PermitHolder]) -> Self {
+        let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
+        let permits = held.iter().flat_map(|holder| &holder.permits);
+        let in_use = permits.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count();
+        let Limit { capacity, rate, .. } = limit.unwrap_or_default();
+        let rate = rate.map(|rate| rate.to_string());
+        Self { name: name.into(), is_defined: limit.is_some(), capacity, rate, in_use, most_waiting, holders: None }
+    }
 }
 
 impl View for ListedLimit {
     fn row(self) -> Row {
-        let Self { name, capacity, rate, in_use, most_waiting } = self;
+        let Self { name, is_defined: _, capacity, rate, in_use, most_waiting, holders: _ } = self;
         Row::from([
             left("NAME", printable(&name, 80)).cut_to(10),
             right("CAPACITY", or_dash(capacity)),
@@ -212,12 +221,9 @@ async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -
     let holders = store.holders_of_resource(name, HOLDERS).await?;
     let most_waiting = store.limit_backlogs().await?.into_iter().find(|(other, _)| other == name).and_then(|(_, most)| most);
     if format.json {
+        let listed = ListedLimit::of(name, limit, most_waiting, &store.permit_holders().await?);
         let holders: Vec<Document> = holders.iter().map(holder_to_document).collect();
-        let (capacity, rate) = limit.map_or((None, None), |limit| (limit.capacity, limit.rate.map(|rate| rate.to_string())));
-        return Ok(document_line(
-            out,
-            doc! { "name": name, "is_defined": limit.is_some(), "capacity": capacity, "rate": rate, "most_waiting": most_waiting.and_then(|most| i64::try_from(most).ok()), "holders": holders },
-        )?);
+        return Ok(json_line(out, &ListedLimit { holders: Some(extended(holders)), ..listed })?);
     }
     match limit {
         Some(limit) => writeln!(out, "{}: {}{}", printable(name, 256), described(limit), and_waiting(most_waiting))?,
@@ -292,7 +298,7 @@ pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut im
 /// A pause.
 #[derive(Serialize)]
 struct ListedPause {
-    paused: String,
+    name: String,
     by: String,
     reason: Option<String>,
     #[serde(serialize_with = "date")]
@@ -319,7 +325,7 @@ pub(super) async fn pauses(format: Format, connect: &ConnectArgs, out: &mut impl
     for (paused, pause) in pauses {
         let text = format!("{}: {}", printable(&paused.to_string(), 256), paused_by(&pause, store.now()));
         let Pause { by, reason, at, .. } = pause;
-        line(out, format, &ListedPause { paused: paused.to_string(), by, reason, at }, text)?;
+        line(out, format, &ListedPause { name: paused.to_string(), by, reason, at }, text)?;
     }
     if !format.json && count >= usize::try_from(LINES)? {
         writeln!(out, "(of the lines, the first {LINES} are shown)")?;

@@ -21,7 +21,7 @@ use recruiter_common::{
 use serde_json::{Value, json};
 
 use super::{
-    output::{Format, moment, printable},
+    output::{Format, printable},
     roster::write_overdue,
     view::{Row, Screen, extended, left, right, table},
     why::said,
@@ -289,13 +289,13 @@ impl Statistics {
                 "latency_ms": times(&group.latency), "execution_ms": times(&group.execution),
             });
             if let (Some(name), Some(fields)) = (name, value.as_object_mut()) {
-                fields.shift_insert(0, "group".into(), name.as_str().into());
+                fields.shift_insert(0, "name".into(), name.as_str().into());
             }
             value
         };
         let groups: Vec<Value> = self.groups.iter().map(|(name, one)| group(Some(name), one)).collect();
         json!({
-            "at": moment(self.at), "window_ms": self.window.num_milliseconds(), "newest_only": self.cut,
+            "at": extended(bson::DateTime::from_chrono(self.at)), "window_ms": self.window.num_milliseconds(), "newest_only": self.cut,
             "not_kept_window_ms": self.not_kept_window.num_milliseconds(), "counted_up_to": COUNTED, "total": group(None, &self.total), "groups": groups,
         })
     }
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn groups_are_the_union_of_all_that_is_known() {
         let json = statistics(60_000, &[job("f", [Some(0), Some(100)], 300), job("f", [None, None], 300)]);
-        let names: Vec<_> = json["groups"].as_array().unwrap().iter().map(|group| group["group"].as_str().unwrap()).collect();
+        let names: Vec<_> = json["groups"].as_array().unwrap().iter().map(|group| group["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["a", "f", "r", "w"]);
         assert_eq!((&json["total"]["queued"], &json["total"]["running"], &json["total"]["done"]), (&json!(7), &json!(3), &json!(2)));
         let f = &json["groups"][1];

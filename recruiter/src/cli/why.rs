@@ -14,7 +14,7 @@ use recruiter_common::{
 
 use super::{
     limits::{holder_to_document, write_holders},
-    output::{Format, moment, printable},
+    output::{Format, printable},
     view::document_line,
 };
 
@@ -60,5 +60,5 @@ pub(super) async fn run_for_group(group: &str, format: Format, connect: &Connect
 
 /// A reason, for programs.
 pub(super) fn said(why: &Why) -> Document {
-    doc! { "reason": why.reason.name(), "text": &why.text, "until": why.until.map(moment) }
+    doc! { "reason": why.reason.name(), "text": &why.text, "until": why.until.map(bson::DateTime::from_chrono) }
 }

@@ -482,7 +482,7 @@ async fn statistics_count_what_is_there() {
     });
     // The malformed job is one of those that wait.
     assert_eq!(stats["groups"][0], generic);
-    assert_eq!((&stats["groups"][1]["group"], &stats["groups"][1]["postponed"]), (&json!("later"), &json!(1)));
+    assert_eq!((&stats["groups"][1]["name"], &stats["groups"][1]["postponed"]), (&json!("later"), &json!(1)));
     assert_eq!(
         (&stats["total"]["queued"], &stats["total"]["postponed"], stats["groups"].as_array().unwrap().len()),
         (&json!(2), &json!(1), 2)

@@ -200,7 +200,7 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     let text = said["text"].as_str().unwrap();
     assert!(said["reason"] == "paused" && text.contains(&first.to_string()) && text.contains("recruiter resume line:a"), "{said}");
     let listed = cli(&world.database, &["pauses", "--json"]).1;
-    assert!(listed.contains(r#""paused":"line:a""#), "{listed}");
+    assert!(listed.contains(r#""name":"line:a""#), "{listed}");
     assert!(cli(&world.database, &["pauses"]).1.contains("line:a: paused by halt_on_failure"));
     pause(Duration::from_millis(900)).await;
     assert!(world.archived(second).await.is_none(), "the line is halted");

@@ -166,7 +166,7 @@ async fn a_pause_releases_the_jobs_that_are_locked_ahead_and_holds_all_back_unti
     assert!(code == 0 && out.contains("running jobs continue"), "{out}{err}");
     assert!(!world.store.pauses().pause(&paused, "ada", None).await.unwrap(), "the first pause stays");
     let (_, out, _) = cli(&world.database, &["pauses", "--json"]);
-    assert!([r#""paused":"group:generic""#, r#""by":"bob""#, reason].iter().all(|part| out.contains(part)), "{out}");
+    assert!([r#""name":"group:generic""#, r#""by":"bob""#, reason].iter().all(|part| out.contains(part)), "{out}");
     world.store.pauses().resume(&paused).await.unwrap();
     world.close().await;
 }

@@ -525,7 +525,7 @@ async fn an_unreadable_document_is_shown_and_hides_nothing() {
     let said = recruiter(&database, &["roster"]);
     assert!(said.code == 0 && said.out.contains("caf\u{fffd}") && said.out.contains(&worker.id.to_string()), "{} {}", said.out, said.err);
     let stats = recruiter(&database, &["stats", "--json"]).objects().remove(0);
-    assert!(stats["groups"].as_array().unwrap().iter().any(|group| group["group"] == json!("caf\u{fffd}")), "{stats}");
+    assert!(stats["groups"].as_array().unwrap().iter().any(|group| group["name"] == json!("caf\u{fffd}")), "{stats}");
 
     // They can be got rid of.
     let said = recruiter(&database, &["jobs", "cancel", "--all", "--yes"]);

@@ -218,6 +218,8 @@ async fn a_rate_says_until_when() {
     let why = stage.check(slow, Reason::Rate, "the rate of `slow` allows the next start in 9m").await;
     assert_eq!(why.until.map(|at| at.timestamp_millis()), Some((cell - TimeDelta::seconds(30)).timestamp_millis()));
     assert!(stage.holds(Some("slow"), Reason::Rate), "{}", stage.stats());
+    let shown = recruiter(&stage.database, &["jobs", "why", &slow.to_string(), "--json"]).objects().remove(0);
+    assert!(shown["until"]["$date"].is_string(), "{shown}");
 }
 
 #[tokio::test]
