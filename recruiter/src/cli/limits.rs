@@ -94,8 +94,8 @@ pub(super) struct PauseArgs {
 #[derive(Args, Clone, Debug)]
 pub(super) struct ResumeArgs {
     /// What to resume: everything, group:NAME, class:NAME or line:KEY
-    #[arg(value_name = "WHAT", value_parser = paused_of_text)]
-    paused: Paused,
+    #[arg(value_name = "WHAT", value_parser = resumed_of_text)]
+    paused: Resumed,
     #[command(flatten)]
     format: Format,
 }
@@ -280,6 +280,18 @@ fn paused_of_text(text: &str) -> Result<Paused, String> {
     }
 }
 
+/// What to resume: exactly what is given, if that is paused. A failed job may have halted a line whose key ends in a line break.
+#[derive(Clone, Debug)]
+struct Resumed {
+    exact: Paused,
+    trimmed: Paused,
+}
+
+fn resumed_of_text(text: &str) -> Result<Resumed, String> {
+    let trimmed = paused_of_text(text)?;
+    Ok(Resumed { exact: text.parse().unwrap_or_else(|_| trimmed.clone()), trimmed })
+}
+
 /// The user and the host.
 pub(super) fn this_operator() -> String {
     let user = variable("USER").or_else(|| variable("LOGNAME")).unwrap_or_else(|| "unknown".into());
@@ -289,7 +301,10 @@ pub(super) fn this_operator() -> String {
 /// Ends a pause.
 pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect(connect, "recruiter resume").await?;
-    let (name, was_paused) = (args.paused.to_string(), store.pauses().resume(&args.paused).await?);
+    let Resumed { exact, trimmed } = args.paused;
+    let is_exact = exact != trimmed && store.pauses().resume(&exact).await?;
+    let was_paused = is_exact || store.pauses().resume(&trimmed).await?;
+    let name = if is_exact { exact } else { trimmed }.to_string();
     let (done, shown) = (if was_paused { "resumed" } else { "not-paused" }, printable(&name, 256));
     let text = if was_paused { format!("resumed {shown}") } else { format!("{shown} was not paused") };
     Ok(line(out, args.format, &outcome(&name, done, false), text)?)

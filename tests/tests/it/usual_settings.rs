@@ -243,6 +243,14 @@ async fn blanks_around_names_are_removed_or_refused() {
         assert!(done.code == 0 && done.out.contains(said), "{args:?}: {}{}", done.out, done.err);
     }
     let store = store(&database).await;
+    // A line is resumed whatever its key ends in.
+    for key in ["b", "b\n"] {
+        store.pauses().pause(&Paused::Line(key.into()), "ada", None).await.unwrap();
+    }
+    for (what, left) in [("line:b\n", 1), ("line:b\n", 0)] {
+        recruiter(&database, &["resume", what]).succeeded();
+        assert_eq!(database.count("pauses", doc! { "_id": { "$ne": "line:b\n" } }).await, left);
+    }
     assert!(store.limits().set("printer ", Limit::capacity(1)).await.is_err());
     assert!(NewJob::of_class("a", doc! {}).limit("printer ").enqueue(&store).await.is_err());
     assert!(store.pauses().pause(&Paused::Group("mail ".into()), "ada", None).await.is_err());
