@@ -28,6 +28,14 @@ pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
     env::var_os(name).filter(|value| value.to_str().is_none_or(|value| !value.trim().is_empty()))
 }
 
+/// A value of an application, which may begin and end with blanks, without the line breaks around it.
+pub fn value_of_text(text: &str) -> Result<String, String> {
+    match text.trim_matches(char::is_control) {
+        "" => Err("it is empty".into()),
+        value => Ok(value.to_owned()),
+    }
+}
+
 /// A name in a list, without the blanks and line breaks around it.
 pub fn name_of_text(text: &str) -> Result<String, String> {
     match text.trim() {

@@ -6,6 +6,7 @@ use anyhow::{Context as _, anyhow};
 use clap::{Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     files::{FileError, JobFile},
+    flags::value_of_text,
     ids::JobId,
     instant::Instant,
     spec::id_of_text,
@@ -54,6 +55,7 @@ pub(super) enum FilesCommand {
         #[arg(value_parser = id_of_text)]
         job: JobId,
         /// Name of the file
+        #[arg(value_parser = value_of_text)]
         name: String,
         /// Write it to this file [default: standard output]
         #[arg(long, env = "RECRUITER_FILES_OUTPUT", value_name = "FILE")]
@@ -65,6 +67,7 @@ pub(super) enum FilesCommand {
         #[arg(value_parser = id_of_text)]
         job: JobId,
         /// Name of the file
+        #[arg(value_parser = value_of_text)]
         name: String,
         /// The content [default: standard input]
         content: Option<PathBuf>,
@@ -77,6 +80,7 @@ pub(super) enum FilesCommand {
         #[arg(value_parser = id_of_text)]
         job: JobId,
         /// Name of the file
+        #[arg(value_parser = value_of_text)]
         name: String,
         /// Only show what would be deleted
         #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = BoolishValueParser::new())]

@@ -8,7 +8,7 @@ use clap::{
 };
 use recruiter_common::{
     JobFilter, StateFilter,
-    flags::name_of_text,
+    flags::{name_of_text, value_of_text},
     instant::Instant,
     job::{FinishReason, Stage},
     spec::{duration_of_text, instant_of_text},
@@ -33,16 +33,16 @@ pub(crate) struct FilterArgs {
     #[arg(long, env = "RECRUITER_JOBS_CLASS", value_name = "CLASS", value_parser = name_of_text)]
     class: Option<String>,
     /// Jobs with this tag
-    #[arg(long, env = "RECRUITER_JOBS_TAG", value_name = "TAG")]
+    #[arg(long, env = "RECRUITER_JOBS_TAG", value_name = "TAG", value_parser = value_of_text)]
     tag: Option<String>,
     /// Jobs with this urn
-    #[arg(long, env = "RECRUITER_JOBS_URN", value_name = "URN")]
+    #[arg(long, env = "RECRUITER_JOBS_URN", value_name = "URN", value_parser = value_of_text)]
     urn: Option<String>,
     /// Jobs archived with this finish reason, for example done or tried-too-many-times
-    #[arg(long, env = "RECRUITER_JOBS_WHY", value_name = "WHY")]
+    #[arg(long, env = "RECRUITER_JOBS_WHY", value_name = "WHY", value_parser = name_of_text)]
     why: Option<String>,
     /// Jobs whose last execution failed with this error class, for example exit:1 or timeout
-    #[arg(long, env = "RECRUITER_JOBS_ERROR_CLASS", value_name = "CLASS")]
+    #[arg(long, env = "RECRUITER_JOBS_ERROR_CLASS", value_name = "CLASS", value_parser = name_of_text)]
     error_class: Option<String>,
     /// Jobs whose last failure message contains this text, ignoring case
     #[arg(long, env = "RECRUITER_JOBS_MESSAGE", value_name = "TEXT")]

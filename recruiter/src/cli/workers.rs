@@ -7,6 +7,7 @@ use std::io::Write;
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
+    flags::name_of_text,
     ids::WorkerId,
     store::ConnectArgs,
     workers::{Answer, Asked, Chosen, WorkerChange},
@@ -48,7 +49,7 @@ pub(super) struct ChosenArgs {
     #[arg(value_name = "ID", value_parser = worker_of_text)]
     ids: Vec<WorkerId>,
     /// All workers on the machine with this name
-    #[arg(long, env = "RECRUITER_WORKERS_HOST", value_name = "HOST", conflicts_with = "all")]
+    #[arg(long, env = "RECRUITER_WORKERS_HOST", value_name = "HOST", value_parser = name_of_text, conflicts_with = "all")]
     host: Option<String>,
     /// All workers
     #[arg(long)]

@@ -238,6 +238,9 @@ async fn blanks_around_names_are_removed_or_refused() {
         (&["schedules", "remove", " s"], "s"),
         (&["jobs", "list", "--class", "mail\n", "--group", " generic"], "mail"),
         (&["jobs", "cancel", "--class", "mail\n", "--yes"], "1 cancelled"),
+        (&["jobs", "retry", "--why", " cancelled\n", "--yes"], "1 enqueued again"),
+        (&["enqueue", "--class", "mail", "--tag", "a b ", "--urn", "u"], ""),
+        (&["jobs", "list", "--tag", "a b \n", "--urn", "u\n"], "mail"),
     ] {
         let done = recruiter(&database, args);
         assert!(done.code == 0 && done.out.contains(said), "{args:?}: {}{}", done.out, done.err);
