@@ -16,7 +16,7 @@ use recruiter_common::{
     instant::Instant,
     job::FinishReason,
     store::{COUNTED, ConnectArgs, Due, Finished, Lane, NotKept, SAMPLED, ScheduledJob, Situation, Store, Waiting},
-    why::{NEXT, Why},
+    why::Why,
 };
 use serde_json::{Value, json};
 
@@ -116,8 +116,7 @@ fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<St
                 None => (jobs.len() as u64 - 1, jobs.next()),
             };
             let first = first.filter(|_| !refused.contains(lane) && !is_untaken(lane))?;
-            let due = Due { job: Some(first.id), waiting: NEXT, since: first.scheduled_at, before: 0, behind };
-            let why = situation.why_not_yet(lane, policies, &due);
+            let why = situation.why_not_yet(lane, policies, &Due::first(Some(first.id), first.scheduled_at, behind));
             (![Reason::Assigned, Reason::Assignable].contains(&why.reason)).then_some(why)
         };
         let why = situation.why_unknown(lane, policies).or_else(not_yet);

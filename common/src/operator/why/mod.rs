@@ -38,9 +38,6 @@ pub const LANES: usize = 1_000;
 /// Maximum number of due jobs of a lane whose retry policies are examined.
 const POLICIES: usize = 1_000;
 
-/// The next job of a lane, in words.
-pub const NEXT: &str = "the next job is due";
-
 /// Why the waiting jobs of a group do not run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -122,7 +119,7 @@ impl Client {
                 sample.retain(|(job, _)| job.id == head.job.id);
             }
             let since = sample.iter().map(|(job, _)| job.scheduled_at).min().unwrap_or(now);
-            let next = Due { job: None, waiting: NEXT, since, before: 0, behind: due - 1 };
+            let next = Due::first(None, since, due - 1);
             let mut kinds: BTreeMap<BTreeSet<String>, u64> = BTreeMap::new();
             sample.into_iter().for_each(|(_, policies)| *kinds.entry(policies).or_default() += 1);
             let not_yet = |policies: &BTreeSet<String>| situation.why_not_yet(lane, policies, &next);

@@ -28,15 +28,21 @@ const NOT_THE_RATE_AFTER: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy, Debug)]
 pub struct Due<'a> {
     /// The job, if it is about this one.
-    pub job: Option<JobId>,
+    pub(crate) job: Option<JobId>,
     /// How long it has been due, in words.
-    pub waiting: &'a str,
-    /// Since when it has been due.
-    pub since: Instant,
+    pub(crate) waiting: &'a str,
+    pub(crate) since: Instant,
     /// Number of due jobs of the lane that come first.
-    pub before: u64,
+    pub(crate) before: u64,
     /// Number of due jobs of the lane that come after it.
-    pub behind: u64,
+    pub(crate) behind: u64,
+}
+
+impl Due<'static> {
+    /// The next job of a lane, due since then, with so many due jobs behind it.
+    pub fn first(job: Option<JobId>, since: Instant, behind: u64) -> Self {
+        Self { job, waiting: "the next job is due", since, before: 0, behind }
+    }
 }
 
 /// What decides whether the due jobs of some lanes may start: the leader, the workers, and the settings with what is in use of them.
@@ -252,7 +258,7 @@ impl Situation {
             // A kept cell says exactly that the next start is allowed.
             let is_free = self.cells.get(&resource).is_some_and(|cell| cell.rate == Some(rate));
             let is_past = due_for > for_starts(rate, behind).saturating_mul(2).saturating_add(NOT_THE_RATE_AFTER);
-            (before > 0 || !is_free && !is_past).then_some((resource, rate))
+            (before > 0 || !(is_free || is_past)).then_some((resource, rate))
         };
         let (resource, rate) = limits.into_iter().filter_map(may_wait).max_by_key(|(_, rate)| rate.interval())?;
         let (until, within) = self.after(rate, before);
