@@ -2,6 +2,18 @@
 //!
 //! Used by the worker (registers itself), the recruiter (assigns to it) and the cleaner (retires it). The recruiter
 //! writes an assignment only while `available` is true, and thereby sets it to false. Only the worker sets it to true.
+//!
+//! `docs/protocol.md` has the fields that operators read. The others are:
+//!
+//! | field | meaning |
+//! |---|---|
+//! | `prefetch`, `prefetched` | how many jobs it accepts beyond the free slots; the jobs that it holds and has not locked |
+//! | `class_slots` | how many more jobs it accepts of the classes that have a limit in its process: `[{class, free}]` |
+//! | `assigned_since` | when the assignment was written, until it is taken |
+//! | `grants` | job id in hex → `{gate, names, ahead, from, until}`: how the limited jobs of the assignment may start |
+//! | `working`, `created_at` | whether it has jobs; when it was registered |
+//! | `boot_id`, `pid_namespace`, `process_start_ticks`, `version` | its process, beside `hostname` and `pid`; its release |
+//! | `sessions`, `transaction_sessions`, `mongodb_user` | its MongoDB sessions, which a cleaner ends, and its MongoDB user |
 
 use crate::{
     base::{Instant, JobId, LeaseTerm, RoundId, WorkerId, integer, of_bson},
