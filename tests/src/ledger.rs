@@ -14,7 +14,7 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 use recruiter_common::{Failure, JobId, NewJob, Workable, ids::StartId};
-use recruiter_worker::{BlockingExecutable, Context, InvalidClass, Executable, NotDone, Worker};
+use recruiter_worker::{BlockingExecutable, Context, Executable, InvalidClass, NotDone, Worker};
 use serde::{Deserialize, Serialize};
 
 use crate::effects::Settle;

@@ -318,7 +318,8 @@ mod tests {
         let mut add = |class: &str| registry.add(class, Arc::new(Unused)).map_err(|error| error.to_string());
         assert_eq!(add("mail"), Ok(()));
         let long = "x".repeat(257);
-        for (class, problem) in [("mail", "registered twice"), ("mail ", "a blank"), ("a\0", "NUL"), ("", "is empty"), (&long, "257 bytes")] {
+        for (class, problem) in [("mail", "registered twice"), ("mail ", "a blank"), ("a\0", "NUL"), ("", "is empty"), (&long, "257 bytes")]
+        {
             assert!(add(class).is_err_and(|error| error.contains(problem)), "{class:?}");
         }
     }

@@ -82,8 +82,7 @@ impl Store {
         let scheduled = self.scheduled.clone();
         let filter = doc! { "_id": job, "locked": true, "$or": [{ "last_execution.worker": null }, { "last_execution.start": null }] };
         let unlocked =
-            call("unlock_if_unheld", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await })
-                .await?;
+            call("unlock_if_unheld", async move { scheduled.update_one(filter, doc! { "$set": { "locked": false } }).await }).await?;
         Ok(unlocked.modified_count == 1)
     }
 

@@ -118,12 +118,26 @@ mod tests {
 
     #[test]
     fn a_misspelt_level_or_crate_is_refused_by_its_name() {
-        for good in ["info", "WARN", "off", "info,recruiter=debug", " info , recruiter=debug\n", "warn\r\n", "recruiter[job]=trace", "recruiter_worker::engine=debug,mongodb=info", "warn,shop=debug"] {
+        for good in [
+            "info",
+            "WARN",
+            "off",
+            "info,recruiter=debug",
+            " info , recruiter=debug\n",
+            "warn\r\n",
+            "recruiter[job]=trace",
+            "recruiter_worker::engine=debug,mongodb=info",
+            "warn,shop=debug",
+        ] {
             assert!(filter_of(good).is_ok(), "{good}");
         }
-        for (wrong, named) in
-            [("warning", "`warning` is not a level"), ("info,verbose", "`verbose`"), ("", "``"), ("recruiter=warning", ""), ("recruter=debug", "`recruter` is no crate")]
-        {
+        for (wrong, named) in [
+            ("warning", "`warning` is not a level"),
+            ("info,verbose", "`verbose`"),
+            ("", "``"),
+            ("recruiter=warning", ""),
+            ("recruter=debug", "`recruter` is no crate"),
+        ] {
             let problem = filter_of(wrong).map(drop).expect_err(wrong).to_string();
             assert!(problem.contains(named) && problem.contains("RECRUITER_LOG"), "{problem}");
         }

@@ -295,7 +295,11 @@ fn resumed_of_text(text: &str) -> Result<Resumed, String> {
 /// The user and the host.
 pub(super) fn this_operator() -> String {
     let user = variable("USER").or_else(|| variable("LOGNAME")).unwrap_or_else(|| "unknown".into());
-    format!("{}@{}", user.to_string_lossy(), nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned()))
+    format!(
+        "{}@{}",
+        user.to_string_lossy(),
+        nix::unistd::gethostname().map_or_else(|_| "unknown".into(), |host| host.to_string_lossy().into_owned())
+    )
 }
 
 /// Ends a pause.

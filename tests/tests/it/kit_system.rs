@@ -72,7 +72,8 @@ fn lines(diary: &Diary) -> Vec<String> {
 async fn system(diary: &Arc<Diary>) -> System {
     let other = mongo::TestDatabase::new().await;
     let join = if other.uri().contains('?') { '&' } else { '?' };
-    let database = TestDatabase::on(format!("{}{join}uuidRepresentation=standard&socketTimeoutMS=0&maxPoolSize=0\n", other.uri())).await.unwrap();
+    let database =
+        TestDatabase::on(format!("{}{join}uuidRepresentation=standard&socketTimeoutMS=0&maxPoolSize=0\n", other.uri())).await.unwrap();
     System::over(database, worker(diary), WorkerConfig::default().concurrency(1)).await.unwrap()
 }
 
