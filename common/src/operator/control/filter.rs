@@ -149,9 +149,13 @@ mod tests {
         assert_eq!((period(at(1), at(2)), period(at(2), None), period(None, at(1))), (Ok(()), Ok(()), Ok(())));
         let done = JobFilter { why: Some("done".into()), message: Some("x".into()), ..JobFilter::default() };
         assert_eq!(done.check(), Err(Contradiction::DoneAndFailed));
-        let stage = |stage| JobFilter { state: Some(StateFilter::Archived), stage: Some((stage, Instant::UNIX_EPOCH)), ..JobFilter::default() };
+        let stage =
+            |stage| JobFilter { state: Some(StateFilter::Archived), stage: Some((stage, Instant::UNIX_EPOCH)), ..JobFilter::default() };
         assert_eq!(stage(Stage::Done).message("x").check(), Err(Contradiction::DoneAndFailed));
-        assert_eq!((stage(Stage::Failed).why("done").check(), stage(Stage::Failed).why("gave-up").check()), (Err(Contradiction::WhyOfAnotherState), Ok(())));
+        assert_eq!(
+            (stage(Stage::Failed).why("done").check(), stage(Stage::Failed).why("gave-up").check()),
+            (Err(Contradiction::WhyOfAnotherState), Ok(()))
+        );
         let running = JobFilter { state: Some(StateFilter::Running), why: Some("gave-up".into()), ..JobFilter::default() };
         assert_eq!(running.check(), Err(Contradiction::WhyOutsideOfTheArchive));
     }
