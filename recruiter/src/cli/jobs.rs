@@ -384,7 +384,7 @@ fn settings(settings: &Settings) -> Vec<(String, String)> {
         Value::Object(_) if name == "retry_policy" => retry_policy(settings.retry_policy()),
         Value::String(text) => printable(&text, 256),
         Value::Array(texts) => texts.iter().filter_map(Value::as_str).map(|text| printable(text, 256)).collect::<Vec<_>>().join(", "),
-        other => printable(&other.to_string(), 256),
+        other @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => printable(&other.to_string(), 256),
     };
     all.into_iter().map(|(name, value)| (name.replace('_', " "), text(&name, value))).collect()
 }
