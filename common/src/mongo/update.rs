@@ -14,9 +14,6 @@ pub(crate) fn increased(field: &str, by: i64) -> Document {
 
 /// Sets fields to these values, and removes those whose value is null.
 pub(crate) fn literally(fields: Document) -> Document {
-    let value = |value| match value {
-        Bson::Null => "$$REMOVE".into(),
-        value => Bson::from(doc! { "$literal": value }),
-    };
+    let value = |value| if value == Bson::Null { "$$REMOVE".into() } else { Bson::from(doc! { "$literal": value }) };
     fields.into_iter().map(|(field, of)| (field, value(of))).collect()
 }
