@@ -147,7 +147,9 @@ async fn a_bucket_of_an_application_is_left_alone_by_the_cleaner() {
     database.raw("consumers").drop().await.unwrap();
     let job = JobId::new();
     let name = format!("{job}/a.jpg");
-    let file = doc! { "_id": ObjectId::from_parts(1_000_000_000, [0; 5], [0; 3]), "filename": &name, "length": 0_i64 };
+    let past = bson::DateTime::from_millis(5);
+    let id = ObjectId::from_parts(1_000_000_000, [0; 5], [0; 3]);
+    let file = doc! { "_id": id, "filename": &name, "length": 0_i64, "chunkSize": 5, "uploadDate": past };
     database.raw("payloads.files").insert_one(file).await.unwrap();
     let data = bson::Binary { subtype: 0.into(), bytes: vec![1] };
     let chunk = doc! { "files_id": ObjectId::from_parts(1, [0; 5], [0; 3]), "n": 0, "data": data };
