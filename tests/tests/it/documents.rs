@@ -194,7 +194,7 @@ fn every_page_with_rust_is_compiled() {
 fn every_dependency_of_the_documents_exists_with_its_features() {
     let mut dependencies = 0;
     for (page, text) in documents() {
-        for line in text.split(['`', '\n']).filter(|line| line.contains(" = { path = \"")) {
+        for line in text.split(['`', '\n']).filter(|line| line.starts_with("recruiter-") && line.contains(" = { path = ")) {
             let (name, rest) = line.split_once(" = ").unwrap();
             let crate_path = rest.split('"').nth(1).and_then(|path| path.strip_prefix("../recruiter/"));
             let manifest = document(&format!("{}/Cargo.toml", crate_path.unwrap_or_else(|| panic!("{}: {line}", page.display()))));
