@@ -47,14 +47,3 @@ async fn run(cli: Cli) -> anyhow::Result<Exit> {
         () = abort.aborted() => Ok(Exit::Aborted),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_line_of_the_help_is_too_long_for_a_terminal() {
-        let lines = EXIT_CODES.lines();
-        assert!(lines.filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80));
-    }
-}

@@ -54,14 +54,3 @@ fn worker(config: Option<PathBuf>, builtins: bool, log_stderr: bool) -> anyhow::
     }
     Ok(worker)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_line_of_the_help_is_too_long_for_a_terminal() {
-        let lines = [EXAMPLE, EXIT_CODES].into_iter().flat_map(str::lines);
-        assert!(lines.filter(|line| line.starts_with(' ')).all(|line| line.chars().count() <= 80));
-    }
-}

@@ -477,7 +477,7 @@ async fn statistics_count_what_is_there() {
 
     let stats = &recruiter(&database, &["stats", "--json", "--overdue-after", "10s"]).objects()[0];
     let generic = json!({
-        "group": "generic", "queued": 2, "overdue": 2, "postponed": 0, "waits": 0, "running": 1, "done": 100, "failed": 0, "cancelled": 0, "not_kept": 0, "done_per_second": 1.67,
+        "name": "generic", "queued": 2, "overdue": 2, "postponed": 0, "waits": 0, "running": 1, "done": 100, "failed": 0, "cancelled": 0, "not_kept": 0, "done_per_second": 1.67,
         "latency_ms": { "avg": 50.5, "p50": 50, "p99": 99 }, "execution_ms": { "avg": 50.0, "p50": 50, "p99": 50 },
     });
     // The malformed job is one of those that wait.

@@ -428,7 +428,7 @@ async fn a_terminal_is_asked_for_confirmation_and_shows_colours() {
         assert_eq!(retries(&database).await.len(), 0);
     }
     let (ended, shown) = on_a_terminal(&database, &retry, "y\n", &[]);
-    assert!(ended == 0 && shown.contains("jobs retried") && shown.trim_end().ends_with("600 enqueued again"), "{ended} {shown}");
+    assert!(ended == 0 && shown.contains("jobs retried") && shown.contains("600 enqueued again"), "{ended} {shown}");
     assert_eq!(retries(&database).await.len(), 600);
 
     let list = ["jobs", "list", "--state", "archived", "--limit", "1"];
