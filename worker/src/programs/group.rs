@@ -21,7 +21,7 @@ use nix::{
     unistd::Pid,
 };
 use parking_lot::Mutex;
-use procfs::process::{Process, Stat, StatFlags, all_processes};
+use procfs::process::{Process, Stat, all_processes};
 use recruiter_common::shutdown::pause;
 use tokio::{
     process::{Child, Command},
@@ -186,8 +186,7 @@ impl Others {
         let descends = |pid: i32| std::iter::successors(Some(pid), parent).take(present.len()).any(|pid| pid == leader || is_known(pid));
         let (mut new, mut is_unsure) = (Vec::new(), false);
         for (pid, stat) in &present {
-            let is_of_kernel = StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_KTHREAD);
-            let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_of_kernel && !is_known(*pid);
+            let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_known(*pid);
             if is_candidate {
                 match if descends(*pid) { Some(true) } else { has_mark(*pid, mark) } {
                     Some(true) => new.push((*pid, stat.starttime)),
@@ -229,20 +228,21 @@ fn has_mark(pid: i32, mark: &OsStr) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
-    fn a_process_without_memory_is_looked_at_again() {
-        let mut child = std::process::Command::new("sleep").arg("600").env(MARK, "its").spawn().unwrap();
-        let pid = child.id().try_into().unwrap();
-        // The call that started it may return while it is in `execve`.
-        let begun = || std::iter::repeat_with(|| has_mark(pid, OsStr::new("its"))).flatten().next();
-        assert_eq!((begun(), has_mark(pid, OsStr::new("another's"))), (Some(true), Some(false)));
-        child.kill().unwrap();
-        waitid(Id::Pid(Pid::from_raw(pid)), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
-        // One that has ended and is not reaped has no memory either.
-        assert_eq!(has_mark(pid, OsStr::new("its")), None);
-        child.wait().unwrap();
-        assert_eq!(has_mark(pid, OsStr::new("its")), Some(false));
+    fn a_process_that_has_just_begun_is_not_taken_for_another() {
+        for _ in 0..200 {
+            let mut child = std::process::Command::new("sleep").arg("60").env(MARK, "its").stdout(Stdio::null()).spawn().unwrap();
+            let pid = child.id().try_into().unwrap();
+            // It may be in the middle of `execve`, and is looked at again until it is not.
+            let looks = std::iter::repeat_with(|| has_mark(pid, OsStr::new("its")));
+            assert_eq!(looks.flatten().next(), Some(true));
+            assert_eq!(has_mark(pid, OsStr::new("another's")), Some(false));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }
