@@ -57,6 +57,7 @@ const OPENS_WITHIN: Duration = Duration::from_secs(5);
 ///     Attempted::Here { ran, .. } => println!("not done: {ran:?}"),
 ///     Attempted::Queued(queued) => println!("{} is for the workers", queued.id),
 ///     Attempted::NotRecorded { id } => println!("it ran, and its end is not known here: look up {id}"),
+///     other => println!("{other:?}"),
 /// }
 /// here.stop().await?;
 /// # Ok(())
