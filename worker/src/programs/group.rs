@@ -1,7 +1,6 @@
 //! The processes of a program: its group, and descendants that lead a group or a session of their own.
 //!
-//! These are found in `/proc`: as descendants, or, when a process between has ended, by a variable of their environment. In the middle of
-//! `execve` a process shows no environment, and is looked at again.
+//! These are found in `/proc`: as descendants, or, when a process between has ended, by a variable of their environment.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +21,6 @@ use nix::{
 };
 use parking_lot::Mutex;
 use procfs::process::{Process, Stat, all_processes};
-use recruiter_common::shutdown::pause;
 use tokio::{
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
@@ -36,8 +34,8 @@ pub(super) const LINGER: Duration = Duration::from_secs(1);
 /// The variable that marks the descendants of one program. Its value is unique.
 const MARK: &str = "RECRUITER_PROCESS";
 /// How often descendants are searched at most: until nothing new is found, as they may start others while they are killed. The first search
-/// does not count, because one that leaves the group meanwhile is in neither. The pauses for one that is not sure yet take a second in all.
-const SEARCHES: u32 = 10;
+/// does not count, because one that leaves the group meanwhile is in neither.
+const SEARCHES: usize = 10;
 /// Asks whether a process has ended, without waiting for it or reaping it.
 const LOOK: WaitPidFlag = WaitPidFlag::WEXITED.union(WaitPidFlag::WNOWAIT).union(WaitPidFlag::WNOHANG);
 
@@ -86,22 +84,21 @@ impl Group {
     /// Kills the group and all other descendants, unless the leader is reaped.
     pub(super) async fn kill_all(&self) {
         for search in 0..SEARCHES {
-            let found = self.search().await;
+            let has_found = self.search().await;
             self.signal_found(Signal::SIGKILL);
-            match found {
-                Found::Nothing if search > 0 => return,
-                Found::Nothing | Found::New => {}
-                Found::Unsure => pause(Duration::from_millis(1 << search)).await,
+            if search > 0 && !has_found {
+                return;
             }
         }
     }
 
-    /// Searches the other descendants, before any is killed: a process whose parent was killed is no descendant any more.
-    async fn search(&self) -> Found {
-        let Some(leader) = self.id() else { return Found::Nothing };
+    /// Searches the other descendants, before any is killed: a process whose parent was killed is no descendant any more. Returns whether
+    /// there are any that were not known.
+    async fn search(&self) -> bool {
+        let Some(leader) = self.id() else { return false };
         let (mark, others) = (self.mark.clone(), self.others.clone());
         let searched = tokio::task::spawn_blocking(move || others.lock().search(leader, &mark));
-        searched.await.unwrap_or(Found::Nothing)
+        searched.await.unwrap_or(false)
     }
 
     fn signal_found(&self, signal: Signal) {
@@ -149,24 +146,14 @@ impl Drop for Group {
     fn drop(&mut self) {
         for search in 0..SEARCHES {
             let Some(leader) = self.id() else { break };
-            let found = self.others.lock().search(leader, &self.mark);
+            let has_found = self.others.lock().search(leader, &self.mark);
             self.signal_found(Signal::SIGKILL);
-            if search > 0 && found == Found::Nothing {
+            if search > 0 && !has_found {
                 break;
             }
         }
         self.pid.into_iter().for_each(orphans::forget);
     }
-}
-
-/// What a search has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    Nothing,
-    /// Descendants that were not known.
-    New,
-    /// A process that may be a descendant: it does not show its environment yet.
-    Unsure,
 }
 
 /// The descendants that are not in the leader's group: process ids, with the time at which each process started. They are kept, because
@@ -175,33 +162,31 @@ enum Found {
 struct Others(BTreeMap<i32, u64>);
 
 impl Others {
-    fn search(&mut self, leader: Pid, mark: &OsStr) -> Found {
-        let Ok(processes) = all_processes() else { return Found::Nothing };
+    /// Returns whether there are any that were not known.
+    fn search(&mut self, leader: Pid, mark: &OsStr) -> bool {
+        let Ok(processes) = all_processes() else { return false };
         let leader = leader.as_raw();
         let present: BTreeMap<i32, Stat> = processes.flatten().filter_map(|process| Some((process.pid, process.stat().ok()?))).collect();
         let begin = present.get(&leader).map_or(0, |stat| stat.starttime);
+        let is_marked = |pid: i32| {
+            let environment = Process::new(pid).and_then(|process| process.environ());
+            environment.is_ok_and(|environment| environment.get(OsStr::new(MARK)).is_some_and(|value| value == mark))
+        };
         let is_known = |pid: i32| present.get(&pid).is_some_and(|stat| self.0.get(&pid) == Some(&stat.starttime));
         let parent = |pid: &i32| present.get(pid).map(|stat| stat.ppid);
         // Processes that end meanwhile could make a circle.
         let descends = |pid: i32| std::iter::successors(Some(pid), parent).take(present.len()).any(|pid| pid == leader || is_known(pid));
-        let (mut new, mut is_unsure) = (Vec::new(), false);
-        for (pid, stat) in &present {
-            let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_known(*pid);
-            if is_candidate {
-                match if descends(*pid) { Some(true) } else { has_mark(*pid, mark) } {
-                    Some(true) => new.push((*pid, stat.starttime)),
-                    Some(false) => {}
-                    None => is_unsure = true,
-                }
-            }
-        }
-        let found = match (is_unsure, new.is_empty()) {
-            (true, _) => Found::Unsure,
-            (false, true) => Found::Nothing,
-            (false, false) => Found::New,
-        };
-        self.0.extend(new);
-        found
+        let found: Vec<(i32, u64)> = present
+            .iter()
+            .filter(|(pid, stat)| {
+                let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_known(**pid);
+                is_candidate && (descends(**pid) || is_marked(**pid))
+            })
+            .map(|(pid, stat)| (*pid, stat.starttime))
+            .collect();
+        let has_found = !found.is_empty();
+        self.0.extend(found);
+        has_found
     }
 
     fn signal(&self, signal: Signal) {
@@ -210,39 +195,6 @@ impl Others {
             if Process::new(*pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.starttime == *started) {
                 let _ = kill(Pid::from_raw(*pid), signal);
             }
-        }
-    }
-}
-
-/// Whether a process has this mark. `None` in the middle of `execve`: its new memory has neither arguments nor environment yet.
-fn has_mark(pid: i32, mark: &OsStr) -> Option<bool> {
-    let Ok(process) = Process::new(pid) else { return Some(false) };
-    // Asked first: a process with arguments has its environment as well.
-    let has_arguments = process.cmdline().map_or(true, |arguments| !arguments.is_empty());
-    match process.environ() {
-        Ok(environment) if environment.is_empty() && !has_arguments => None,
-        Ok(environment) => Some(environment.get(OsStr::new(MARK)).is_some_and(|value| value == mark)),
-        Err(_) => Some(false),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::Stdio;
-
-    use super::*;
-
-    #[test]
-    fn a_process_that_has_just_begun_is_not_taken_for_another() {
-        for _ in 0..200 {
-            let mut child = std::process::Command::new("sleep").arg("60").env(MARK, "its").stdout(Stdio::null()).spawn().unwrap();
-            let pid = child.id().try_into().unwrap();
-            // It may be in the middle of `execve`, and is looked at again until it is not.
-            let looks = std::iter::repeat_with(|| has_mark(pid, OsStr::new("its")));
-            assert_eq!(looks.flatten().next(), Some(true));
-            assert_eq!(has_mark(pid, OsStr::new("another's")), Some(false));
-            child.kill().unwrap();
-            child.wait().unwrap();
         }
     }
 }
