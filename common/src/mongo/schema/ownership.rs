@@ -206,13 +206,13 @@ pub(crate) async fn refuse_foreign_documents(client: &Client, name: &str) -> Res
 /// A document that does not look like one of Recruiter. A large collection is read for as long as that takes.
 async fn first_foreign(client: &Client, name: &str) -> Result<Option<RawDocumentBuf>, StoreError> {
     let (collection, foreign) = (client.collection(name).clone_with_type::<RawDocumentBuf>(), foreign(name));
-    first(collection, foreign, BUILT_WITHIN).await
+    first_document(collection, foreign, BUILT_WITHIN).await
 }
 
 /// Whether at least one document looks like one of Recruiter. Among very many, none that is found soon counts as none.
 async fn has_ours(client: &Client, name: &str) -> Result<bool, StoreError> {
     let (collection, ours) = (client.collection(name).clone_with_type::<RawDocumentBuf>(), ours(name));
-    match first(collection, ours, FOUND_WITHIN).await {
+    match first_document(collection, ours, FOUND_WITHIN).await {
         Err(error) if error.is_too_slow() => Ok(false),
         other => Ok(other?.is_some()),
     }
@@ -220,11 +220,15 @@ async fn has_ours(client: &Client, name: &str) -> Result<bool, StoreError> {
 
 async fn is_empty(client: &Client, name: &str) -> Result<bool, StoreError> {
     let collection = client.collection(name).clone_with_type::<RawDocumentBuf>();
-    Ok(first(collection, doc! {}, CALL_LIMIT).await?.is_none())
+    Ok(first_document(collection, doc! {}, CALL_LIMIT).await?.is_none())
 }
 
 /// One of the documents that match, of a collection that another process may be replacing.
-async fn first(collection: Collection<RawDocumentBuf>, filter: Document, within: Duration) -> Result<Option<RawDocumentBuf>, StoreError> {
+async fn first_document(
+    collection: Collection<RawDocumentBuf>,
+    filter: Document,
+    within: Duration,
+) -> Result<Option<RawDocumentBuf>, StoreError> {
     repeated_call("foreign_documents", within.max(CALL_LIMIT), || {
         let (collection, filter) = (collection.clone(), filter.clone());
         async move {
