@@ -1,6 +1,7 @@
 //! The processes of a program: its group, and descendants that lead a group or a session of their own.
 //!
-//! These are found in `/proc`: as descendants, or, when a process between has ended, by a variable of their environment.
+//! These are found in `/proc`: as descendants, or, when a process between has ended, by a variable of their environment. In the middle of
+//! `execve` a process shows no environment, and is looked at again.
 
 use std::{
     collections::BTreeMap,
@@ -21,6 +22,7 @@ use nix::{
 };
 use parking_lot::Mutex;
 use procfs::process::{Process, Stat, all_processes};
+use recruiter_common::shutdown::pause;
 use tokio::{
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
@@ -34,8 +36,8 @@ pub(super) const LINGER: Duration = Duration::from_secs(1);
 /// The variable that marks the descendants of one program. Its value is unique.
 const MARK: &str = "RECRUITER_PROCESS";
 /// How often descendants are searched at most: until nothing new is found, as they may start others while they are killed. The first search
-/// does not count, because one that leaves the group meanwhile is in neither.
-const SEARCHES: usize = 10;
+/// does not count, because one that leaves the group meanwhile is in neither. The pauses for one that is not sure yet take 255 ms in all.
+const SEARCHES: u32 = 8;
 /// Asks whether a process has ended, without waiting for it or reaping it.
 const LOOK: WaitPidFlag = WaitPidFlag::WEXITED.union(WaitPidFlag::WNOWAIT).union(WaitPidFlag::WNOHANG);
 
@@ -84,21 +86,22 @@ impl Group {
     /// Kills the group and all other descendants, unless the leader is reaped.
     pub(super) async fn kill_all(&self) {
         for search in 0..SEARCHES {
-            let has_found = self.search().await;
+            let found = self.search().await;
             self.signal_found(Signal::SIGKILL);
-            if search > 0 && !has_found {
-                return;
+            match found {
+                Found::Nothing if search > 0 => return,
+                Found::Nothing | Found::New => {}
+                Found::Unsure => pause(Duration::from_millis(1 << search)).await,
             }
         }
     }
 
-    /// Searches the other descendants, before any is killed: a process whose parent was killed is no descendant any more. Returns whether
-    /// there are any that were not known.
-    async fn search(&self) -> bool {
-        let Some(leader) = self.id() else { return false };
+    /// Searches the other descendants, before any is killed: a process whose parent was killed is no descendant any more.
+    async fn search(&self) -> Found {
+        let Some(leader) = self.id() else { return Found::Nothing };
         let (mark, others) = (self.mark.clone(), self.others.clone());
         let searched = tokio::task::spawn_blocking(move || others.lock().search(leader, &mark));
-        searched.await.unwrap_or(false)
+        searched.await.unwrap_or(Found::Nothing)
     }
 
     fn signal_found(&self, signal: Signal) {
@@ -146,14 +149,24 @@ impl Drop for Group {
     fn drop(&mut self) {
         for search in 0..SEARCHES {
             let Some(leader) = self.id() else { break };
-            let has_found = self.others.lock().search(leader, &self.mark);
+            let found = self.others.lock().search(leader, &self.mark);
             self.signal_found(Signal::SIGKILL);
-            if search > 0 && !has_found {
+            if search > 0 && found == Found::Nothing {
                 break;
             }
         }
         self.pid.into_iter().for_each(orphans::forget);
     }
+}
+
+/// What a search has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// Descendants that were not known.
+    New,
+    /// A process that may be a descendant: it does not show its environment yet.
+    Unsure,
 }
 
 /// The descendants that are not in the leader's group: process ids, with the time at which each process started. They are kept, because
@@ -162,31 +175,33 @@ impl Drop for Group {
 struct Others(BTreeMap<i32, u64>);
 
 impl Others {
-    /// Returns whether there are any that were not known.
-    fn search(&mut self, leader: Pid, mark: &OsStr) -> bool {
-        let Ok(processes) = all_processes() else { return false };
+    fn search(&mut self, leader: Pid, mark: &OsStr) -> Found {
+        let Ok(processes) = all_processes() else { return Found::Nothing };
         let leader = leader.as_raw();
         let present: BTreeMap<i32, Stat> = processes.flatten().filter_map(|process| Some((process.pid, process.stat().ok()?))).collect();
         let begin = present.get(&leader).map_or(0, |stat| stat.starttime);
-        let is_marked = |pid: i32| {
-            let environment = Process::new(pid).and_then(|process| process.environ());
-            environment.is_ok_and(|environment| environment.get(OsStr::new(MARK)).is_some_and(|value| value == mark))
-        };
         let is_known = |pid: i32| present.get(&pid).is_some_and(|stat| self.0.get(&pid) == Some(&stat.starttime));
         let parent = |pid: &i32| present.get(pid).map(|stat| stat.ppid);
         // Processes that end meanwhile could make a circle.
         let descends = |pid: i32| std::iter::successors(Some(pid), parent).take(present.len()).any(|pid| pid == leader || is_known(pid));
-        let found: Vec<(i32, u64)> = present
-            .iter()
-            .filter(|(pid, stat)| {
-                let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_known(**pid);
-                is_candidate && (descends(**pid) || is_marked(**pid))
-            })
-            .map(|(pid, stat)| (*pid, stat.starttime))
-            .collect();
-        let has_found = !found.is_empty();
-        self.0.extend(found);
-        has_found
+        let (mut new, mut is_unsure) = (Vec::new(), false);
+        for (pid, stat) in &present {
+            let is_candidate = stat.pgrp != leader && stat.state != 'Z' && stat.starttime >= begin && !is_known(*pid);
+            if is_candidate {
+                match if descends(*pid) { Some(true) } else { has_mark(*pid, mark) } {
+                    Some(true) => new.push((*pid, stat.starttime)),
+                    Some(false) => {}
+                    None => is_unsure = true,
+                }
+            }
+        }
+        let found = match (is_unsure, new.is_empty()) {
+            (true, _) => Found::Unsure,
+            (false, true) => Found::Nothing,
+            (false, false) => Found::New,
+        };
+        self.0.extend(new);
+        found
     }
 
     fn signal(&self, signal: Signal) {
@@ -195,6 +210,51 @@ impl Others {
             if Process::new(*pid).and_then(|process| process.stat()).is_ok_and(|stat| stat.starttime == *started) {
                 let _ = kill(Pid::from_raw(*pid), signal);
             }
+        }
+    }
+}
+
+/// Whether a process has this mark. `None` if that cannot be told: in the middle of `execve` its environment is empty, or only its beginning
+/// is read.
+fn has_mark(pid: i32, mark: &OsStr) -> Option<bool> {
+    // A process that has ended, or is another user's, shows none.
+    let look = || Process::new(pid).and_then(|process| process.environ()).ok();
+    let Some(environment) = look() else { return Some(false) };
+    if environment.get(OsStr::new(MARK)).is_some_and(|value| value == mark) {
+        return Some(true);
+    }
+    (!environment.is_empty() && look() == Some(environment)).then_some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        io::{BufRead, BufReader},
+        os::unix::process::CommandExt,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_begins_another_program_keeps_its_mark() {
+        for _ in 0..100 {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "sleep 60 & echo $!; wait"]).env(MARK, "its").process_group(0).stdout(Stdio::piped());
+            let mut shell = shell.spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let pid = line.trim().parse().unwrap();
+            // Before, in the middle of and after `execve`.
+            while fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() != "sleep\n" {
+                assert_ne!(has_mark(pid, OsStr::new("its")), Some(false));
+            }
+            let looks = std::iter::repeat_with(|| has_mark(pid, OsStr::new("its")));
+            assert_eq!(looks.flatten().next(), Some(true));
+            assert_eq!(has_mark(pid, OsStr::new("another's")), Some(false));
+            killpg(Pid::from_raw(shell.id().try_into().unwrap()), Signal::SIGKILL).unwrap();
+            shell.wait().unwrap();
         }
     }
 }
