@@ -17,7 +17,7 @@ use recruiter_common::{
     control::{Alteration, Change, Changed, Refusal, Report},
     exit::Exit,
     ids::JobId,
-    instant::Instant,
+    instant::{Instant, later},
     job::Priority,
     shutdown::Shutdown,
     spec::{duration_of_text, id_of_text, instant_of_text},
@@ -124,12 +124,7 @@ pub(crate) struct NewValues {
 
 impl NewValues {
     fn alteration(&self, now: Instant) -> anyhow::Result<Alteration> {
-        let later = |delay| {
-            let later = chrono::TimeDelta::from_std(delay).ok().and_then(|delay| now.checked_add_signed(delay));
-            // A date that cannot be stored is refused with the reason.
-            later.unwrap_or(Instant::MAX_UTC)
-        };
-        let at = self.at.or_else(|| self.after.map(later));
+        let at = self.at.or_else(|| self.after.map(|delay| later(now, delay)));
         Alteration::new(self.priority.and_then(Priority::new), self.to_group.clone(), at).map_err(usage)
     }
 }

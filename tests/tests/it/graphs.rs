@@ -523,7 +523,7 @@ async fn many_large_jobs_are_cancelled_in_little_memory() {
     let parent = JobId::new();
     let recruiter = Process::on(&database, "recruiter", &["run"]);
     step("parent", 1, "").with_id(parent).enqueue(&store).await.unwrap();
-    let (graph, count) = (GraphId::new(), 60);
+    let (graph, count) = (GraphId::new(), 100);
     for _ in 0..count {
         let ballast = doc! { "ballast": "x".repeat(3_900_000) };
         NewJob::of_class("large", ballast).waits_for(parent).in_graph(graph).enqueue(&store).await.unwrap();

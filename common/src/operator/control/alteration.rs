@@ -26,7 +26,7 @@ pub enum InvalidAlteration {
     #[error("the name of the new group {0}")]
     Group(String),
     /// Some programming languages cannot read the date.
-    #[error("the jobs would be due outside of the years 1 to 9999: give an earlier date or a shorter delay")]
+    #[error("the jobs would be due outside of the years 1 to 9999: give another date")]
     Date,
 }
 
