@@ -83,7 +83,6 @@ WHOLE = {
     ".aggregate(stages)": "every setting",
     ".watch().batch_size(0)": "a position, without an event: it::messages",
     ".watch().pipeline(stages)": "the topics of a subscriber: it::messages",
-    '.distinct("channel", doc! { "_id": { "$nin": connected } })': "the channels of all who are not connected: it::relay",
 }
 # The other parts of the whole queries above.
 UNIONS = ('"pipeline": Vec::from(stages)', '"pipeline": [{ "$match": only }, from(collection)]', '"pipeline": [this]')

@@ -55,4 +55,6 @@ async fn messages_become_jobs_only_if_their_group_is_as_it_was_read() {
     setting.set("consumers", "g", doc! { "revision": "x" }).await;
     setting.store.consumers().reset("g", From::Now).await.unwrap();
     read().await;
+    setting.database.raw("consumers").insert_one(doc! { "_id": 5 }).bypass_document_validation(true).await.unwrap();
+    assert_eq!(setting.store.stored_consumers().await.unwrap().len(), 1, "a group has a text as its name");
 }

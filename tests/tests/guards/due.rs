@@ -6,7 +6,7 @@ use bson::doc;
 use recruiter_common::{
     JobId, NewJob, Priority, WorkerId,
     job::StoredPolicy,
-    store::{Lane, LaneCounts, Waiting},
+    store::{Lane, LaneCounts, Store, Waiting},
 };
 use recruiter_tests::{
     factory::{in_ms, minimal_job},
@@ -73,11 +73,18 @@ async fn due_in_very_many_lanes_is_what_waits_there_since_now() {
     setting.start(WorkerId::new(), [ids[702]]).await;
     let lanes: Vec<Lane> = groups.iter().map(|group| Lane::new(group, "x")).collect();
     let now = setting.store.now();
-    let found = setting.store.due_jobs(&lanes, now, 1_000).await.unwrap();
-    assert_eq!((set_of(found.jobs.iter().map(|job| job.id)), found.end), (set_of(ids[..=700].iter().copied()), None));
+    let finds_all = async |store: &Store| {
+        let found = store.due_jobs(&lanes, now, 1_000).await.unwrap();
+        assert_eq!((set_of(found.jobs.iter().map(|job| job.id)), found.end), (set_of(ids[..=700].iter().copied()), None));
+    };
+    finds_all(&setting.store).await;
     let first = setting.store.due_jobs(&lanes, now, 3).await.unwrap();
     let asked = [ids[700], ids[0], ids[1]];
     assert!(first.jobs.iter().map(|job| job.id).eq(asked) && first.end == Some(first.jobs[2].position()), "{first:?}");
+    // Without the index, which an operator has hidden.
+    let hide = doc! { "collMod": "scheduled", "index": { "name": "due_jobs", "hidden": true } };
+    setting.database.database().run_command(hide).await.unwrap();
+    finds_all(&local::store(&setting.database).await).await;
 }
 
 #[tokio::test]

@@ -153,6 +153,7 @@ async fn successes_of_which_nothing_is_kept_are_counted_by_period() {
     setting.database.raw("metadata").insert_one(old).await.unwrap();
     let counted = async |seconds: i64| setting.store.not_kept(at(seconds)).await.unwrap().groups.get("generic").copied();
     assert_eq!((counted(60).await, counted(200).await), (Some(3), Some(8)));
+    setting.database.raw("metadata").insert_one(doc! { "_id": { "another": 1 } }).await.unwrap();
     let others = setting.count("metadata", doc! { "count": { "$exists": false } }).await;
     setting.store.prune_not_kept(at(60)).await.unwrap();
     assert_eq!((counted(60).await, counted(200).await), (Some(3), Some(3)));

@@ -49,14 +49,15 @@ async fn a_worker_connects_to_the_latest_leader_if_that_is_on_its_machine() {
     let announced = metadata.find_one(doc! { "_id": "relay" }).await.unwrap().unwrap();
     assert_eq!(announced.get_i64("term").unwrap(), 2, "an earlier leader does not overwrite it");
     let is_connected = async || {
-        let (worker, other) = (WorkerId::new(), store(&setting.database).await);
+        let (worker, other) = (setting.worker(1).await, store(&setting.database).await);
+        setting.set("roster", worker, doc! { "channel": 7 }).await;
         let listening = other.hints(Listener::Worker(worker, Channel::default()));
         wait_until(SOON, "it listens", async || listening.is_listening()).await;
-        leader.is_linked(worker)
+        (leader.is_linked(worker), !leader.channels().await.unwrap().contains(&Channel(7)))
     };
-    assert!(is_connected().await);
+    assert_eq!(is_connected().await, (true, true), "it needs no hints by MongoDB");
     metadata.update_one(doc! { "_id": "relay" }, doc! { "$set": { "boot_id": "another machine" } }).await.unwrap();
-    assert!(!is_connected().await);
+    assert_eq!(is_connected().await, (false, false));
 }
 
 #[tokio::test]
