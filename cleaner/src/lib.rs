@@ -6,12 +6,13 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `config` | the flags |
+//! | `cli`, `config` | the command line, and the flags of the cleaning |
 //! | `liveness`, `retire` | who is dead: silent for too long, or gone from this host; its document is retired |
 //! | `rescues`, `rescue` | the jobs of each dead worker are ended, beside each other; the sweep for jobs without a worker |
 //! | `expire` | expired jobs are archived, and successors whose predecessor is gone are released |
 //! | `retention`, `files` | what is deleted of the archive, and files without a job |
 
+pub mod cli;
 pub mod config;
 mod expire;
 mod files;

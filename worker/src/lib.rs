@@ -135,7 +135,7 @@ use crate::{
 #[cfg(feature = "process")]
 pub use crate::{
     process::{EXIT_CODES, ProcessArgs, WorkerArgs},
-    programs::stock,
+    programs::{cli, stock},
 };
 
 /// Maximum time after a second signal, for killing programs and writing to MongoDB.

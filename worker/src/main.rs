@@ -1,56 +1,17 @@
-//! The stock worker: runs programs that a local file names, and nothing else.
+//! The stock worker: runs programs that a local file names, and nothing else. Everything is in the library.
 
-use std::path::PathBuf;
-
-use anyhow::Context as _;
-use clap::{CommandFactory as _, FromArgMatches as _, Parser, builder::BoolishValueParser};
+use clap::{CommandFactory as _, FromArgMatches as _};
 use mimalloc::MiMalloc;
-use recruiter_common::{exit::Exit, flags::without_empty_variables};
-use recruiter_worker::{EXIT_CODES, ProcessArgs, Worker, stock};
+use recruiter_common::flags::without_empty_variables;
+use recruiter_worker::cli::Config;
 
 /// With glibc's allocator, a third of the worker's processor time was in `malloc` and `free`.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// Runs Recruiter jobs as programs, which a workables file names.
-#[derive(Parser)]
-#[command(name = "recruiter-worker", version, max_term_width = 100, after_help = format!("{EXAMPLE}\n\n{EXIT_CODES}"))]
-struct Cli {
-    /// Workables file, which names the program of each class
-    #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Register the test classes too: noop, sleep, fail, panic, exit-abruptly, leak, count
-    #[arg(long, env = "RECRUITER_BUILTINS")]
-    builtins: bool,
-    /// Log the standard error of every program, as if each workable of the file had `log_stderr = true`
-    #[arg(long, env = "RECRUITER_LOG_STDERR", value_parser = BoolishValueParser::new())]
-    log_stderr: bool,
-    #[command(flatten)]
-    process: ProcessArgs,
-}
-
-const EXAMPLE: &str = r#"Example of a configuration file:
-  [workables.checksum]    # the class a job names
-  # {path}: parameters.path, as one argument. There is no shell
-  command = ["sha256sum", "--", "{path}"]
-  timeout = "30s""#;
-
 #[tokio::main]
 async fn main() {
-    let mut command = without_empty_variables(Cli::command());
-    let cli = Cli::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
-    let Cli { config, builtins, log_stderr, process } = cli;
-    process.run(|| worker(config, builtins, log_stderr)).await
-}
-
-fn worker(config: Option<PathBuf>, builtins: bool, log_stderr: bool) -> anyhow::Result<Worker> {
-    let mut worker = Worker::new();
-    if let Some(file) = &config {
-        let load = if log_stderr { stock::load_logged } else { stock::load };
-        worker = worker.register_programs(load(file).context(Exit::Config)?).context(Exit::Config)?;
-    }
-    if builtins {
-        worker = worker.register_builtins().context(Exit::Config)?;
-    }
-    Ok(worker)
+    let mut command = without_empty_variables(Config::command());
+    let config = Config::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
+    config.run().await
 }

@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand};
 use recruiter::cli::{output, until_stopped};
 use recruiter_common::{events, logging::LogArgs, shutdown::Shutdown};
 
-use crate::{bench, command as dev, demo};
+use crate::{bench, command as dev, demo, package_files};
 
 /// Runs Recruiter with a MongoDB of its own: to develop, to try it out, to measure it.
 #[derive(Parser, Clone, Debug)]
@@ -26,6 +26,9 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measure speed and resource use, by default on an embedded MongoDB
     Bench(bench::BenchArgs),
+    /// Write man pages, and scripts for shells, of all programs
+    #[command(hide = true)]
+    PackageFiles(package_files::PackageFilesArgs),
 }
 
 impl Config {
@@ -41,6 +44,7 @@ impl Config {
             Command::Dev(args) => dev::run(args, &self.log, shutdown, out).await,
             Command::Demo(args) => demo::run(args, shutdown, out).await,
             Command::Bench(args) => bench::run(args, shutdown, out).await,
+            Command::PackageFiles(args) => package_files::run(&args, out),
         };
         // Output and events that were produced before an error are written as well.
         let written = out.flush();

@@ -9,6 +9,7 @@
 //! | [`bench`](mod@bench) | `recruiter bench`: measurements of speed |
 //! | [`embedded`] | a MongoDB for development and tests |
 //! | `fleet` | the programs as child processes |
+//! | `package_files` | the man pages of a package, and the scripts for shells |
 //! | `watchdog` | ends child processes when their parent ends |
 
 pub mod bench;
@@ -17,4 +18,5 @@ pub mod command;
 pub mod demo;
 pub mod embedded;
 mod fleet;
+mod package_files;
 mod watchdog;

@@ -2,6 +2,7 @@
 //! rules.
 
 mod change;
+mod completions;
 mod consumers;
 mod dev;
 mod enqueue;
@@ -32,7 +33,7 @@ mod workers;
 use std::{ffi::OsString, io::Write};
 
 use clap::{
-    Parser, Subcommand,
+    CommandFactory as _, Parser, Subcommand,
     error::{ContextKind, ContextValue},
 };
 use recruiter_common::{
@@ -170,6 +171,9 @@ enum Command {
     /// List, set, reset and remove consumer groups, whose messages become jobs
     #[command(subcommand)]
     Consumers(consumers::ConsumersCommand),
+    /// Write a script with which a shell completes commands
+    #[command(after_help = completions::EXAMPLES)]
+    Completions(completions::CompletionsArgs),
     /// Run MongoDB and a complete Recruiter on this machine, for development
     #[command(disable_help_flag = true, override_help = "`recruiter dev --help` describes it.")]
     Dev(dev::DevArgs),
@@ -216,6 +220,7 @@ impl Config {
             Command::Publish(args) => messages::publish(args, connect, out).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
             Command::Events(args) => events::run(args, connect, shutdown, out).await,
+            Command::Completions(args) => completions::run(&args, Self::command(), out),
             Command::Dev(_) | Command::Demo(_) | Command::Bench(_) => return Err(dev::become_recruiter_dev()),
         };
         // Output and events that were produced before an error are written as well.
@@ -283,8 +288,6 @@ fn with_global_options_in_long_help(command: clap::Command) -> clap::Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
@@ -357,7 +360,7 @@ mod tests {
         let mut found = Vec::new();
         without(&Config::command(), "", &mut found);
         found.retain(|path| !path.starts_with("dev") && !path.starts_with("demo") && !path.starts_with("bench"));
-        assert_eq!(found, ["run", "jobs export", "files get"]);
+        assert_eq!(found, ["run", "jobs export", "files get", "completions"]);
     }
 
     #[test]

@@ -41,6 +41,7 @@ mod messages;
 mod mongo_shell;
 mod notes;
 mod operator;
+mod package_files;
 mod optimistic;
 mod prefetch;
 mod programs;

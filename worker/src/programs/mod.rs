@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`stock`] | the workables file |
+//! | [`cli`] | the command line |
 //! | [`settings`] | the settings of a program |
 //! | [`program`] | one execution of a program |
 //! | [`group`], [`streams`] | its processes and their standard streams |
@@ -16,6 +17,7 @@
 //! | [`builtin`] | test workables |
 
 pub(crate) mod builtin;
+pub mod cli;
 pub(crate) mod files;
 mod group;
 pub(crate) mod long_lived;
