@@ -9,6 +9,7 @@ pub mod instant;
 pub mod json;
 pub(crate) mod names;
 pub(crate) mod numbers;
+mod patience;
 pub mod shutdown;
 pub mod task;
 pub mod telemetry;
@@ -25,6 +26,7 @@ pub(crate) use self::{
     instant::{DUE_MS, Instant},
     names::{LONGEST_NAME, check_name, check_traceparent, check_trimmed_name},
     numbers::integer,
+    patience::{Patience, at_once},
     shutdown::pause,
     telemetry::{causes, chain, of_bson},
     text::{apart, briefly_apart, in_words, moment, printable},

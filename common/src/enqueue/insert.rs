@@ -5,12 +5,13 @@ use std::{
     time::Duration,
 };
 
+use backon::{ExponentialBuilder, Retryable as _};
 use bson::Document;
 use mongodb::ClientSession;
 
-use super::{EnqueueError, Enqueued, NewJob, Outcome, edges::connect, patience::Patience};
+use super::{EnqueueError, Enqueued, NewJob, Outcome, edges::connect};
 use crate::{
-    base::{Instant, JobId},
+    base::{Instant, JobId, Patience, pause},
     hints::Hint,
     job::ScheduledJob,
     mongo::{Client, IDS_PER_QUERY, Store, StoreError},
@@ -24,6 +25,13 @@ pub(super) const ANNOUNCED_EARLY: usize = 16;
 /// If the insert ends this much later than the notification, recipients may have read before the insert. Then the
 /// notification is sent again.
 const TOO_EARLY: Duration = Duration::from_millis(5);
+
+/// The pauses between attempts to enqueue in a full group. With jitter, because callers that began together must not ask together.
+const PAUSES: ExponentialBuilder = ExponentialBuilder::new()
+    .with_min_delay(Duration::from_millis(50))
+    .with_max_delay(Duration::from_millis(500))
+    .with_jitter()
+    .without_max_times();
 
 impl NewJob {
     /// Enqueues the job. Returns when a majority of the replica set has it.
@@ -115,21 +123,22 @@ impl Client {
         timeout: Duration,
     ) -> Result<Vec<Enqueued>, EnqueueError> {
         let jobs: Vec<NewJob> = jobs.into_iter().collect();
-        let mut patience = Patience::new(timeout);
-        loop {
-            let done = self.enqueue_many(jobs.iter().cloned()).await;
-            let in_backlog = |is_in: &dyn Fn(&NewJob) -> bool| jobs.iter().filter(|job| is_in(job)).count() as u64;
-            let (most_waiting, together) = match &done {
-                Err(EnqueueError::BacklogFull { group, most_waiting }) => (*most_waiting, in_backlog(&|job| job.settings.group() == group)),
-                Err(EnqueueError::GateFull { gate, most_waiting, .. }) => {
-                    (*most_waiting, in_backlog(&|job| job.settings.gate().as_ref() == Some(gate)))
+        let patience = Patience::new(timeout);
+        let fit = |most: u64, is_in: &dyn Fn(&NewJob) -> bool| jobs.iter().filter(|job| is_in(job)).count() as u64 <= most;
+        (|| self.enqueue_many(jobs.iter().cloned()))
+            .retry(PAUSES)
+            .sleep(pause)
+            .when(|error| {
+                if let EnqueueError::BacklogFull { group, most_waiting } = error {
+                    fit(*most_waiting, &|job| job.settings.group() == group)
+                } else if let EnqueueError::GateFull { gate, most_waiting, .. } = error {
+                    fit(*most_waiting, &|job| job.settings.gate().as_ref() == Some(gate))
+                } else {
+                    false
                 }
-                Ok(_) | Err(_) => return done,
-            };
-            if together > most_waiting || !patience.wait().await {
-                return done;
-            }
-        }
+            })
+            .adjust(|_, next| patience.shorten(next))
+            .await
     }
 
     /// Enqueues many jobs in the caller's session and transaction. See [`NewJob::enqueue_in`].

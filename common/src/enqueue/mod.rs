@@ -16,7 +16,7 @@
 //! | `invalid_graph` | why jobs cannot wait for each other |
 //! | `waiting` | the document of a job that waits for others |
 //! | `spec` | a job as JSON |
-//! | `backlog`, `patience` | groups in which a limited number of jobs may wait |
+//! | `backlog` | groups in which a limited number of jobs may wait |
 
 mod backlog;
 pub(crate) mod class_defaults;
@@ -32,7 +32,6 @@ pub(crate) mod insert_graph;
 pub(crate) mod invalid_graph;
 mod new_job;
 mod outcome;
-mod patience;
 pub(crate) mod spec;
 pub(crate) mod waiting;
 mod workable;

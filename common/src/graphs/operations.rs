@@ -130,7 +130,7 @@ impl Client {
         loop {
             let left = timeout.saturating_sub(begun.elapsed());
             let (jobs, ended) = match self.store().graph_and_ended(graph).await {
-                Err(error) if error.is_transient() && !error.is_unauthorized() && !left.is_zero() => {
+                Err(error) if error.may_pass() && !left.is_zero() => {
                     pause(AGAIN_AFTER.min(left)).await;
                     continue;
                 }

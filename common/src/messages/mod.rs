@@ -24,7 +24,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::stream::{Arrival, From, Messages, Position, SubscribeError};
 use crate::{
-    base::{Instant, InvalidTopic, chain, json::bson_of, of_bson, pause, topics::check_topic},
+    base::{Instant, InvalidTopic, Patience, chain, json::bson_of, of_bson, pause, topics::check_topic},
     mongo::{Client, Store, StoreError, cut},
 };
 
@@ -37,7 +37,7 @@ const ENVELOPE_BYTES: usize = 4 * 1024 * 1024;
 /// How long MongoDB keeps the documents.
 pub const KEPT_FOR: Duration = Duration::from_secs(3_600);
 /// How long a message is sent again while MongoDB does not acknowledge it: longer than most failovers.
-const PATIENCE: Duration = Duration::from_secs(60);
+const REPEATED_FOR: Duration = Duration::from_secs(60);
 /// The repetitions until then.
 const AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_millis(100)).without_max_times();
 
@@ -146,11 +146,11 @@ impl Client {
 
 impl Store {
     async fn publish_envelope(&self, document: Document) -> Result<(), StoreError> {
-        let began = std::time::Instant::now();
+        let patience = Patience::new(REPEATED_FOR);
         let inserted = (|| self.insert_envelope(document.clone()))
             .retry(AGAIN)
             .sleep(pause)
-            .when(|error| error.is_transient() && !error.is_unauthorized() && began.elapsed() < PATIENCE)
+            .when(|error| error.may_pass() && !patience.is_over())
             .notify(|error, _| tracing::debug!(error = chain(error), "a message may not have arrived; sending it again"));
         match inserted.await {
             // An earlier attempt, whose reply was lost, has inserted it.

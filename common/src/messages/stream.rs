@@ -279,7 +279,7 @@ impl Reader {
             };
             match read.map_err(understood) {
                 Ok(()) => {}
-                Err(SubscribeError::Store(error)) if error.is_transient() && !error.is_unauthorized() => {
+                Err(SubscribeError::Store(error)) if error.may_pass() => {
                     tracing::debug!(error = chain(&error), "cannot read messages; trying again");
                 }
                 Err(error) => {

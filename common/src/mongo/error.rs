@@ -145,6 +145,11 @@ impl StoreError {
         }
     }
 
+    /// Whether to repeat the call for a while: the error is transient, and not about permissions, which people give.
+    pub fn may_pass(&self) -> bool {
+        self.is_transient() && !self.is_unauthorized()
+    }
+
     /// Whether a unique index already contains a key of the document.
     pub(crate) fn is_duplicate(&self) -> bool {
         self.code() == Some(code::DUPLICATE_KEY)

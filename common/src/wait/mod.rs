@@ -27,6 +27,7 @@ mod waiters;
 
 use std::time::Duration;
 
+use backon::{ConstantBuilder, Retryable as _};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tokio::task::JoinHandle;
 
@@ -124,6 +125,7 @@ impl Store {
         timeout: Duration,
         read: impl Fn() -> BoxFuture<'a, Result<Seen<T>, WaitError>>,
     ) -> Result<T, WaitError> {
+        let may_pass = |error: &WaitError| matches!(error, WaitError::Result(ResultError::Store(error)) if error.may_pass());
         let waited = async {
             // Before the first read, so that no end is missed.
             let (mut place, must_start) = self.waiters().place(job);
@@ -133,22 +135,20 @@ impl Store {
             }
             let mut last_seen = None;
             loop {
-                match read().await {
-                    Ok(Seen::Ended(result)) => return Ok(result),
-                    Ok(Seen::Unfinished { is_deleted_after_success }) => last_seen = Some(is_deleted_after_success),
-                    Ok(Seen::Nowhere) => {
+                let read = (&read).retry(ConstantBuilder::new().with_delay(AGAIN_AFTER).without_max_times()).sleep(pause).when(may_pass);
+                let read = read.notify(|error, _| {
+                    tracing::debug!(job.id = %job, error = chain(error), "cannot read the job that is waited for; trying again");
+                });
+                match read.await? {
+                    Seen::Ended(result) => return Ok(result),
+                    Seen::Unfinished { is_deleted_after_success } => last_seen = Some(is_deleted_after_success),
+                    Seen::Nowhere => {
                         return Err(match last_seen {
                             Some(true) => WaitError::NotKept { job },
                             Some(false) => WaitError::Gone { job },
                             None => WaitError::Unknown { job },
                         });
                     }
-                    Err(WaitError::Result(ResultError::Store(error))) if error.is_transient() && !error.is_unauthorized() => {
-                        tracing::debug!(job.id = %job, error = chain(&error), "cannot read the job that is waited for; trying again");
-                        pause(AGAIN_AFTER).await;
-                        continue;
-                    }
-                    Err(other) => return Err(other),
                 }
                 place.changed().await;
             }

@@ -179,7 +179,7 @@ impl<'a, W: Write> Import<'a, W> {
         let sent = (|| self.store.enqueue_when_room(batch.iter().map(|(.., job)| job.clone()), self.wait_for_room))
             .retry(AGAIN)
             .sleep(pause)
-            .when(|error| matches!(error, EnqueueError::Store(error) if error.is_transient() && !error.is_unauthorized()))
+            .when(|error| matches!(error, EnqueueError::Store(error) if error.may_pass()))
             .notify(|error, _| tracing::warn!(error = chain(error), "a batch may not have arrived; sending it again"));
         let enqueued = match sent.await {
             Ok(enqueued) => enqueued,

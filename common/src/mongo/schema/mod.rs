@@ -25,7 +25,7 @@ mod make;
 mod ownership;
 mod validators;
 
-use std::time::{Duration, Instant as Monotonic};
+use std::time::Duration;
 
 use backon::{ConstantBuilder, Retryable as _};
 use bson::{Bson, Document, RawDocumentBuf, doc};
@@ -48,7 +48,7 @@ use self::{
     make::{ensure_indexes, ensure_these_indexes},
 };
 use super::{Channel, Client, StoreError, call, call_within, readable};
-use crate::base::{integer, pause};
+use crate::base::{Patience, at_once, integer, pause};
 
 /// Maximum number of running jobs of one resource.
 pub const LARGEST_CAPACITY: u32 = 100_000;
@@ -83,15 +83,13 @@ pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
         tracing::warn!(found, known = SCHEMA_VERSION, "the database was set up by a newer release; leaving its schema as it is");
     }
     let is_noted = ensure_collections(client, found, None).await?;
-    let began = Monotonic::now();
-    loop {
-        match ensure_indexes(client, found).await {
-            Err(StoreError::TimedOut { .. }) if began.elapsed() < BUILT_WITHIN => {
-                tracing::info!("an index is being built; waiting for it");
-            }
-            other => break other?,
-        }
-    }
+    let patience = Patience::new(BUILT_WITHIN);
+    (|| ensure_indexes(client, found))
+        .retry(ConstantBuilder::new().without_max_times())
+        .sleep(at_once)
+        .when(|error| matches!(error, StoreError::TimedOut { .. }) && !patience.is_over())
+        .notify(|_, _| tracing::info!("an index is being built; waiting for it"))
+        .await?;
     // This write also proves that the user may write.
     let metadata = client.metadata.clone();
     // `$max` would keep a text.

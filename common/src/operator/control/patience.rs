@@ -1,11 +1,11 @@
 //! How long a call is repeated.
 
-use std::time::{Duration, Instant as Monotonic};
+use std::time::Duration;
 
 use backon::{ConstantBuilder, RetryableWithContext as _};
 
 use crate::{
-    base::{chain, pause},
+    base::{Patience, chain, pause},
     mongo::StoreError,
 };
 
@@ -32,9 +32,9 @@ pub(crate) async fn patiently_with<T, C, F>(on: C, call: impl FnMut(C) -> F) -> 
 where
     F: Future<Output = (C, Result<T, StoreError>)>,
 {
-    let since = Monotonic::now();
+    let patience = Patience::new(TRY_FOR);
     let call = call.retry(AGAIN).sleep(pause).context(on);
-    let call = call.when(|error: &StoreError| error.is_transient() && !error.is_unauthorized() && since.elapsed() < TRY_FOR);
+    let call = call.when(|error: &StoreError| error.may_pass() && !patience.is_over());
     let (_, done) = call.notify(|error, _| tracing::warn!(error = chain(error), "a batch of changes failed; trying again")).await;
     done
 }
