@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use backon::{ConstantBuilder, RetryableWithContext as _};
 use bson::Document;
 use chrono::TimeDelta;
 use mongodb::{ClientSession, error::Error};
@@ -15,7 +16,7 @@ use super::{
     insert::{ANNOUNCED_EARLY, Prepared},
 };
 use crate::{
-    base::{Instant, JobId},
+    base::{Instant, JobId, at_once},
     cycle::Duplicate,
     hints::Hint,
     job::ScheduledJob,
@@ -23,8 +24,8 @@ use crate::{
     unique::{Holder, Keyed, OnConflict, Taken, UniqueScope, successor},
 };
 
-/// Maximum number of inserts of a job whose key is taken by a job that has ended when it is looked up.
-const TRIES: u32 = 10;
+/// The immediate repetitions of the insert of a job whose key is taken by a job that has ended when it is looked up.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_max_times(9);
 
 impl Keyed {
     fn taken(&self) -> Taken {
@@ -45,35 +46,17 @@ impl Store {
     /// Enqueues jobs of which some have unique keys.
     pub(super) async fn enqueue_keyed(&self, prepared: Prepared) -> Result<Vec<Enqueued>, EnqueueError> {
         self.prepare_unique_jobs().await?;
-        let Prepared { ids, documents, resent, keyed, groups, at, .. } = prepared;
-        let resent: HashSet<JobId> = resent.into_iter().collect();
-        let mut outcomes: Vec<Option<Enqueued>> = vec![None; ids.len()];
-        self.note_known(&ids, &resent, &mut outcomes).await?;
-        for _ in 0..TRIES {
-            let mut plain = Vec::new();
-            for index in (0..ids.len()).filter(|index| outcomes[*index].is_none()).collect::<Vec<_>>() {
-                match keyed.get(&index) {
-                    Some(Keyed { key, scope: UniqueScope::For(period), on_conflict }) => {
-                        outcomes[index] = self.enqueue_for_period(key, delta(*period), *on_conflict, ids[index], &documents[index]).await?;
-                    }
-                    Some(_) | None => plain.push(index),
-                }
-            }
-            let refused = self.insert_keyed_jobs(plain.iter().map(|index| documents[*index].clone()).collect()).await?;
-            let conflicts: HashMap<usize, Duplicate> = refused.into_iter().map(|(at, duplicate)| (plain[at], duplicate)).collect();
-            for index in plain {
-                if !conflicts.contains_key(&index) {
-                    outcomes[index] = Some(Enqueued::new(ids[index], Outcome::New));
-                }
-            }
-            self.resolve(&conflicts, &ids, &documents, &resent, &keyed, &mut outcomes).await?;
-            if outcomes.iter().all(Option::is_some) {
-                break;
-            }
-        }
-        if let Some(index) = outcomes.iter().position(Option::is_none) {
-            return Err(EnqueueError::KeyKeepsChanging { key: keyed.get(&index).map(|keyed| keyed.key.clone()).unwrap_or_default() });
-        }
+        let resent: HashSet<JobId> = prepared.resent.iter().copied().collect();
+        let mut outcomes: Vec<Option<Enqueued>> = vec![None; prepared.ids.len()];
+        self.note_known(&prepared.ids, &resent, &mut outcomes).await?;
+        let insert = |mut outcomes: Vec<Option<Enqueued>>| async {
+            let inserted = self.insert_open(&prepared, &resent, &mut outcomes).await;
+            (outcomes, inserted)
+        };
+        let is_open = |error: &EnqueueError| matches!(error, EnqueueError::KeyKeepsChanging { .. });
+        let (outcomes, inserted) = insert.retry(AGAIN).sleep(at_once).context(outcomes).when(is_open).await;
+        inserted?;
+        let Prepared { documents, groups, at, .. } = prepared;
         let enqueued: Vec<Enqueued> = outcomes.into_iter().flatten().collect();
         let is_changed = |enqueued: &Enqueued| matches!(enqueued.outcome, Outcome::New | Outcome::Replaced | Outcome::Postponed);
         if enqueued.iter().any(is_changed) {
@@ -100,14 +83,41 @@ impl Store {
         Ok(())
     }
 
+    /// Inserts the jobs without an outcome. An error if the outcome of one stays open.
+    async fn insert_open(
+        &self,
+        prepared: &Prepared,
+        resent: &HashSet<JobId>,
+        outcomes: &mut [Option<Enqueued>],
+    ) -> Result<(), EnqueueError> {
+        let Prepared { ids, documents, keyed, .. } = prepared;
+        let mut plain = Vec::new();
+        for index in (0..ids.len()).filter(|index| outcomes[*index].is_none()).collect::<Vec<_>>() {
+            match keyed.get(&index) {
+                Some(Keyed { key, scope: UniqueScope::For(period), on_conflict }) => {
+                    outcomes[index] = self.enqueue_for_period(key, delta(*period), *on_conflict, ids[index], &documents[index]).await?;
+                }
+                Some(_) | None => plain.push(index),
+            }
+        }
+        let refused = self.insert_keyed_jobs(plain.iter().map(|index| documents[*index].clone()).collect()).await?;
+        let conflicts: HashMap<usize, Duplicate> = refused.into_iter().map(|(at, duplicate)| (plain[at], duplicate)).collect();
+        for index in plain {
+            if !conflicts.contains_key(&index) {
+                outcomes[index] = Some(Enqueued::new(ids[index], Outcome::New));
+            }
+        }
+        self.resolve(&conflicts, prepared, resent, outcomes).await?;
+        let Some(open) = outcomes.iter().position(Option::is_none) else { return Ok(()) };
+        Err(EnqueueError::KeyKeepsChanging { key: keyed.get(&open).map(|keyed| keyed.key.clone()).unwrap_or_default() })
+    }
+
     /// Decides for the jobs that were refused. The outcome of a job whose key is free by now stays open.
     async fn resolve(
         &self,
         conflicts: &HashMap<usize, Duplicate>,
-        ids: &[JobId],
-        documents: &[Document],
+        Prepared { ids, documents, keyed, .. }: &Prepared,
         resent: &HashSet<JobId>,
-        keyed: &HashMap<usize, Keyed>,
         outcomes: &mut [Option<Enqueued>],
     ) -> Result<(), StoreError> {
         let taken: Vec<Taken> = conflicts.keys().filter_map(|index| keyed.get(index)).map(Keyed::taken).collect();

@@ -150,6 +150,11 @@ impl StoreError {
         self.is_transient() && !self.is_unauthorized()
     }
 
+    /// Whether MongoDB or the driver has put this label on the error.
+    pub(crate) fn has_label(&self, label: &str) -> bool {
+        matches!(self, Self::Mongo { source, .. } if source.contains_label(label))
+    }
+
     /// Whether a unique index already contains a key of the document.
     pub(crate) fn is_duplicate(&self) -> bool {
         self.code() == Some(code::DUPLICATE_KEY)

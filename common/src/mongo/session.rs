@@ -1,5 +1,6 @@
 //! Transactions: their sessions, and the only code that repeats a transaction.
 
+use backon::{ConstantBuilder, RetryableWithContext as _};
 use bson::Document;
 use futures_util::future::BoxFuture;
 use mongodb::{
@@ -8,9 +9,10 @@ use mongodb::{
 };
 
 use super::{Store, StoreError, call, error::is_transaction_open, met_by};
+use crate::base::at_once;
 
-/// Maximum number of immediate repetitions of a transaction after a transient error, and of its commit.
-const TRIES: u32 = 5;
+/// The immediate repetitions of a transaction after a transient error, and of its commit.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_max_times(5);
 
 /// A session for transactions that move jobs. A worker writes its id into the roster before it uses the session, so that a cleaner can end
 /// the transaction of a killed worker. After a call without a reply the next transaction uses another session.
@@ -47,6 +49,9 @@ impl CommitSession {
     }
 }
 
+/// The writes of a transaction, and its end.
+type Body<T, W> = for<'s> fn(&'s mut ClientSession, W) -> BoxFuture<'s, Result<T, Error>>;
+
 impl Store {
     /// Opens a session for [`Store::finish`], unless one is open. Returns its id, which the caller must write into the roster.
     pub async fn open_session(&self, session: &mut CommitSession) -> Result<Document, StoreError> {
@@ -76,36 +81,47 @@ impl Store {
     ///
     /// The transaction is repeated a few times while MongoDB labels its error as transient. Therefore `body` must be harmless to repeat.
     /// When a call gets no reply, the session is not used again.
-    pub(crate) async fn transaction<T: Send + 'static, W: Clone + Send + 'static>(
+    pub(crate) async fn transaction<'c, T: Send + 'static, W: Clone + Send + 'static>(
+        &self,
+        operation: &'static str,
+        session: &'c mut CommitSession,
+        with: W,
+        body: Body<T, W>,
+    ) -> Result<T, StoreError> {
+        let once = |session: &'c mut CommitSession| {
+            let with = with.clone();
+            async move {
+                let done = self.transaction_once(operation, session, with, body).await;
+                (session, done)
+            }
+        };
+        let is_transient = |error: &StoreError| error.has_label(TRANSIENT_TRANSACTION_ERROR);
+        once.retry(AGAIN).sleep(at_once).context(session).when(is_transient).await.1
+    }
+
+    async fn transaction_once<T: Send + 'static, W: Send + 'static>(
         &self,
         operation: &'static str,
         session: &mut CommitSession,
         with: W,
-        body: for<'s> fn(&'s mut ClientSession, W) -> BoxFuture<'s, Result<T, Error>>,
+        body: Body<T, W>,
     ) -> Result<T, StoreError> {
-        let mut tries = 0;
-        loop {
-            let mut open = self.take_session(session).await?;
-            *session = CommitSession { session: Session::GivenUp(open.id().clone()), may_hold_jobs: true };
-            let with = with.clone();
-            let (open, outcome) = call(operation, async move {
-                let outcome = match open.start_transaction().await {
-                    Ok(()) => body(&mut open, with).await,
-                    Err(error) => Err(error),
-                };
-                if outcome.is_err() {
-                    // The server may have aborted it already.
-                    let _ = open.abort_transaction().await;
-                }
-                Ok((open, outcome))
-            })
-            .await?;
-            *session = CommitSession { session: Session::Open(open), may_hold_jobs: outcome.is_err() };
-            match outcome {
-                Err(error) if error.contains_label(TRANSIENT_TRANSACTION_ERROR) && tries < TRIES => tries += 1,
-                outcome => return outcome.map_err(StoreError::of(operation)),
+        let mut open = self.take_session(session).await?;
+        *session = CommitSession { session: Session::GivenUp(open.id().clone()), may_hold_jobs: true };
+        let (open, outcome) = call(operation, async move {
+            let outcome = match open.start_transaction().await {
+                Ok(()) => body(&mut open, with).await,
+                Err(error) => Err(error),
+            };
+            if outcome.is_err() {
+                // The server may have aborted it already.
+                let _ = open.abort_transaction().await;
             }
-        }
+            Ok((open, outcome))
+        })
+        .await?;
+        *session = CommitSession { session: Session::Open(open), may_hold_jobs: outcome.is_err() };
+        outcome.map_err(StoreError::of(operation))
     }
 }
 
@@ -126,14 +142,13 @@ pub(crate) async fn write_in(session: &mut ClientSession, database: &Database, c
 }
 
 /// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.
-pub(crate) async fn commit(session: &mut ClientSession) -> Result<(), Error> {
-    let mut tries = 0;
-    loop {
-        match session.commit_transaction().await {
-            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) && tries < TRIES => tries += 1,
-            other => return other,
-        }
-    }
+pub(crate) async fn commit<'s>(session: &'s mut ClientSession) -> Result<(), Error> {
+    let once = |session: &'s mut ClientSession| async {
+        let done = session.commit_transaction().await;
+        (session, done)
+    };
+    let is_unknown = |error: &Error| error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT);
+    once.retry(AGAIN).sleep(at_once).context(session).when(is_unknown).await.1
 }
 
 /// Checks that the caller has started a transaction: without one, writes that belong together could be made in part.

@@ -2,20 +2,21 @@
 
 use std::{fmt, time::Duration};
 
+use backon::{ConstantBuilder, Retryable as _};
 use bson::{Bson, Document, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use sha2::{Digest, Sha256};
 
 use super::{InvalidSchedule, Missed, Overlap, ScheduleError, Timing, template::template_of};
 use crate::{
-    base::{Instant, JobId, LONGEST_NAME, check_trimmed_name},
+    base::{Instant, JobId, LONGEST_NAME, at_once, check_trimmed_name},
     enqueue::NewJob,
     job::Keep,
     mongo::{Store, readable, schema::MOST_MISSED},
 };
 
-/// Maximum number of attempts to change a schedule that others change at the same time.
-const TRIES: u32 = 5;
+/// The immediate repetitions of a change of a schedule that others change at the same time.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_max_times(4);
 
 /// What a declaration has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,24 +200,24 @@ impl Schedule {
         if !is_dry_run {
             ready(store).await?;
         }
-        for _ in 0..TRIES {
-            let Some(found) = store.schedules_by_name(&[name.to_owned()]).await?.pop() else {
-                if is_dry_run || store.insert_schedule(name, self.created(name, &wanted, store.now())).await? {
-                    return Ok(Declared::Created);
+        let declare = || self.declare_once(store, name, &wanted, is_dry_run);
+        declare.retry(AGAIN).sleep(at_once).when(|error| matches!(error, ScheduleError::KeepsChanging { .. })).await
+    }
+
+    async fn declare_once(&self, store: &Store, name: &str, wanted: &Document, is_dry_run: bool) -> Result<Declared, ScheduleError> {
+        let (declared, is_written) = match store.schedules_by_name(&[name.to_owned()]).await?.pop().map(|found| readable(&found)) {
+            None => (Declared::Created, is_dry_run || store.insert_schedule(name, self.created(name, wanted, store.now())).await?),
+            Some(found) => {
+                let owner = found.get_str("source").ok();
+                if owner != self.namespace.as_deref() {
+                    return Err(ScheduleError::Owned { name: name.into(), owner: owner.map(str::to_owned) });
                 }
-                continue;
-            };
-            let found = readable(&found);
-            let owner = found.get_str("source").ok();
-            if owner != self.namespace.as_deref() {
-                return Err(ScheduleError::Owned { name: name.into(), owner: owner.map(str::to_owned) });
+                let Some(change) = self.change(name, wanted, &found, store.now()) else { return Ok(Declared::Unchanged) };
+                let revision = found.get("revision").cloned();
+                (Declared::Changed, is_dry_run || store.change_schedule_if_unchanged(name, revision, change).await?)
             }
-            let Some(change) = self.change(name, &wanted, &found, store.now()) else { return Ok(Declared::Unchanged) };
-            if is_dry_run || store.change_schedule_if_unchanged(name, found.get("revision").cloned(), change).await? {
-                return Ok(Declared::Changed);
-            }
-        }
-        Err(ScheduleError::KeepsChanging { name: name.into() })
+        };
+        if is_written { Ok(declared) } else { Err(ScheduleError::KeepsChanging { name: name.into() }) }
     }
 
     /// The document of a new schedule, without its name.

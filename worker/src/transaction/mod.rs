@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant as Monotonic},
 };
 
-use backon::{BackoffBuilder as _, ExponentialBuilder};
+use backon::{BackoffBuilder as _, ExponentialBuilder, RetryableWithContext as _};
 use bson::Bson;
 use recruiter_common::{
     failure::{self, Failure},
@@ -226,17 +226,12 @@ async fn end_and_commit(store: &Store, session: &mut ClientSession, archival: &A
 
 /// Commits, and sends the commit again while its outcome is unknown: MongoDB then answers with the first outcome. If the job is broken off
 /// meanwhile, the guards of all later writes find out what happened.
-async fn commit(session: &mut ClientSession) -> Result<(), MongoError> {
-    let mut committed = session.commit_transaction().await;
-    for wait in PAUSES.build() {
-        match &committed {
-            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
-                tracing::debug!(error = chain(error), "the outcome of a commit is unknown; asking again");
-                pause(wait).await;
-                committed = session.commit_transaction().await;
-            }
-            _ => break,
-        }
-    }
-    committed
+async fn commit<'s>(session: &'s mut ClientSession) -> Result<(), MongoError> {
+    let once = |session: &'s mut ClientSession| async {
+        let done = session.commit_transaction().await;
+        (session, done)
+    };
+    let is_unknown = |error: &MongoError| error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT);
+    let committed = once.retry(PAUSES).sleep(pause).context(session).when(is_unknown);
+    committed.notify(|error, _| tracing::debug!(error = chain(error), "the outcome of a commit is unknown; asking again")).await.1
 }
