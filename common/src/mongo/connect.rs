@@ -9,15 +9,16 @@ use super::{
     schema::BUCKET,
     uri,
 };
-use crate::base::{Uptime, causes, clock::ServerClock, pause};
+use crate::base::{Patience, Uptime, causes, clock::ServerClock, pause};
 use std::{
     sync::{
         Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant as Monotonic},
+    time::Duration,
 };
 
+use backon::{ConstantBuilder, Retryable as _};
 use bson::{Document, doc};
 use futures_util::future::join_all;
 use mongodb::{
@@ -373,14 +374,19 @@ impl Client {
         }
         let uri = ConnectionString::parse(&uri).map_err(invalid)?;
         let prefix = checked_prefix(&args.collection_prefix)?;
-        let mut patience = Patience::new(named_hosts(&uri), args.connect_timeout.unwrap_or(usual));
-        let options = with_our_settings(resolved(&uri, &mut patience).await?, args, app_name, &clock);
+        let limit = args.connect_timeout.unwrap_or(usual);
+        let mut start = Start { hosts: named_hosts(&uri), limit, patience: Patience::new(limit) };
+        let options = start.wait(|| resolve(&uri, &start)).await?;
+        let options = with_our_settings(options, args, app_name, &clock);
         check_tls_files(&options)?;
         warn_of_visible_password(&options, &args.uri);
         let hosts = listed(&options.hosts);
-        patience.hosts.clone_from(&hosts);
+        start.hosts.clone_from(&hosts);
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
-        let hello = wait_for_server(&options, &mut patience).await?;
+        let mut asking = options.clone();
+        asking.server_selection_timeout = Some(ATTEMPT_LIMIT.min(limit / 4));
+        let admin = mongodb::Client::with_options(asking.clone()).map_err(invalid)?.database("admin");
+        let hello = start.wait(|| hello(&admin, &asking, &start)).await?;
         let driver = mongodb::Client::with_options(options.clone()).map_err(invalid)?;
         let database = driver.database(&name);
         let build = call("buildInfo", async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
@@ -524,17 +530,14 @@ fn listed(hosts: &[ServerAddress]) -> String {
 
 /// Parses a connection string. A `mongodb+srv://` string needs DNS: a resolver that does not answer is waited for like
 /// a server.
-async fn resolved(uri: &ConnectionString, patience: &mut Patience) -> Result<ClientOptions, ConnectError> {
-    loop {
-        let limit = patience.left().max(ATTEMPT_LIMIT);
-        let reason = match tokio::time::timeout(limit, ClientOptions::parse(uri.clone())).await {
-            Ok(Ok(options)) => return Ok(options),
-            Ok(Err(error)) if !is_resolver_fault(&error) => return Err(invalid(error)),
-            // The resolver's own message does not help users.
-            Ok(Err(_)) => "its SRV record could not be found in DNS".into(),
-            Err(_) => "the DNS resolver does not answer".into(),
-        };
-        patience.once_more(reason).await?;
+async fn resolve(uri: &ConnectionString, start: &Start) -> Result<ClientOptions, ConnectError> {
+    let limit = start.patience.left().max(ATTEMPT_LIMIT);
+    match timeout(limit, ClientOptions::parse(uri.clone())).await {
+        Ok(Ok(options)) => Ok(options),
+        Ok(Err(error)) if !is_resolver_fault(&error) => Err(invalid(error)),
+        // The resolver's own message does not help users.
+        Ok(Err(_)) => Err(start.unreachable("its SRV record could not be found in DNS".into())),
+        Err(_) => Err(start.unreachable("the DNS resolver does not answer".into())),
     }
 }
 
@@ -585,93 +588,65 @@ fn warn_of_visible_password(options: &ClientOptions, uri: &str) {
     }
 }
 
-/// The state of waiting for MongoDB at a start.
-struct Patience {
-    /// The hosts that the start waits for.
+/// What a start waits for, and how long.
+struct Start {
     hosts: String,
     limit: Duration,
-    started: Monotonic,
-    /// The last logged reason.
-    reason: String,
+    patience: Patience,
 }
 
-impl Patience {
-    fn new(hosts: String, limit: Duration) -> Self {
-        Self { hosts, limit, started: Monotonic::now(), reason: String::new() }
-    }
+/// The pauses between the attempts of a start.
+const AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_millis(500)).without_max_times();
 
-    fn left(&self) -> Duration {
-        self.limit.saturating_sub(self.started.elapsed())
-    }
-
-    /// Waits before the next attempt, or returns an error when the time is over. Each reason is logged once.
-    async fn once_more(&mut self, reason: String) -> Result<(), ConnectError> {
-        self.once_more_or(reason, |patience, reason| ConnectError::Unreachable {
-            hosts: patience.hosts.clone(),
-            waited: patience.limit,
-            reason,
+impl Start {
+    /// Repeats a call while its error may pass, until the time is over. Each reason is logged once.
+    async fn wait<T, F: Future<Output = Result<T, ConnectError>>>(&self, call: impl FnMut() -> F) -> Result<T, ConnectError> {
+        let mut logged = String::new();
+        let call = call.retry(AGAIN).sleep(pause).when(|error| error.passing_reason().is_some());
+        let call = call.adjust(|_, next| self.patience.shorten(next));
+        call.notify(|error, _| {
+            let reason = error.passing_reason().unwrap_or_default();
+            if reason != logged {
+                let left = humantime::format_duration(Duration::from_secs(self.patience.left().as_secs() + 1)).to_string();
+                tracing::warn!(mongodb.hosts = self.hosts, left, reason, "MongoDB cannot be reached yet; waiting for it");
+                logged = reason.into();
+            }
         })
         .await
     }
 
-    async fn once_more_or(&mut self, reason: String, give_up: impl FnOnce(&Self, String) -> ConnectError) -> Result<(), ConnectError> {
-        let left = self.left();
-        if left.is_zero() {
-            return Err(give_up(self, reason));
-        }
-        if reason != self.reason {
-            let shown = humantime::format_duration(Duration::from_secs(left.as_secs() + 1)).to_string();
-            tracing::warn!(mongodb.hosts = self.hosts, left = shown, reason, "MongoDB cannot be reached yet; waiting for it");
-            self.reason = reason;
-        }
-        pause(Duration::from_millis(500).min(left)).await;
-        Ok(())
+    fn unreachable(&self, reason: String) -> ConnectError {
+        ConnectError::Unreachable { hosts: self.hosts.clone(), waited: self.limit, reason }
     }
 }
 
-async fn wait_for_server(options: &ClientOptions, patience: &mut Patience) -> Result<Document, ConnectError> {
-    let mut options = options.clone();
-    options.server_selection_timeout = Some(ATTEMPT_LIMIT.min(patience.limit / 4));
-    let database = mongodb::Client::with_options(options.clone()).map_err(invalid)?.database("admin");
-    loop {
-        let database = database.clone();
-        // Runs at the same time. Its result is used only if the connection fails.
-        let alone = tokio::spawn(hello_alone(options.clone()));
-        match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
-            Ok(hello) => return Ok(hello),
-            Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => {
-                return Err(ConnectError::WrongCredentials { hosts: patience.hosts.clone() });
-            }
-            Err(failure) => {
-                let hosts = patience.hosts.clone();
-                let alone = alone.await.ok().flatten().unwrap_or_default();
-                match (alone.get_str("setName"), &options.repl_set_name) {
-                    (Ok(found), Some(named)) if found != named => {
-                        return Err(ConnectError::WrongSetName { hosts, named: named.clone(), found: found.into() });
-                    }
-                    _ if alone.get_bool("isreplicaset").unwrap_or(false) => {
-                        let reason = "its replica set does not exist yet; run rs.initiate() once in mongosh".into();
-                        patience.once_more_or(reason, |patience, _| ConnectError::NotInitiated { hosts: patience.hosts.clone() }).await?;
-                    }
-                    (Err(_), Some(_)) if alone.contains_key("maxWireVersion") && !alone.contains_key("msg") => {
-                        return Err(ConnectError::Standalone { hosts });
-                    }
-                    _ => {
-                        let problem = match problem_of_members(&alone, &options).await {
-                            Some(problem) => Some(problem),
-                            None => tls_problem(&options, &failure).await,
-                        };
-                        let Some(problem) = problem else {
-                            patience.once_more(causes(&failure).pop().unwrap_or_default()).await?;
-                            continue;
-                        };
-                        let give_up = |patience: &Patience, problem| ConnectError::Unusable { hosts: patience.hosts.clone(), problem };
-                        patience.once_more_or(problem, give_up).await?;
-                    }
-                }
+/// Asks a server for its state, and finds out why none answers.
+async fn hello(admin: &Database, options: &ClientOptions, start: &Start) -> Result<Document, ConnectError> {
+    let database = admin.clone();
+    // Runs at the same time. Its result is used only if the connection fails.
+    let alone = tokio::spawn(hello_alone(options.clone()));
+    let hosts = start.hosts.clone();
+    let failure = match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
+        Ok(hello) => return Ok(hello),
+        Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => return Err(ConnectError::WrongCredentials { hosts }),
+        Err(failure) => failure,
+    };
+    let alone = alone.await.ok().flatten().unwrap_or_default();
+    Err(match (alone.get_str("setName"), &options.repl_set_name) {
+        (Ok(found), Some(named)) if found != named => ConnectError::WrongSetName { hosts, named: named.clone(), found: found.into() },
+        _ if alone.get_bool("isreplicaset").unwrap_or(false) => ConnectError::NotInitiated { hosts },
+        (Err(_), Some(_)) if alone.contains_key("maxWireVersion") && !alone.contains_key("msg") => ConnectError::Standalone { hosts },
+        _ => {
+            let problem = match problem_of_members(&alone, options).await {
+                Some(problem) => Some(problem),
+                None => tls_problem(options, &failure).await,
+            };
+            match problem {
+                Some(problem) => ConnectError::Unusable { hosts, problem },
+                None => start.unreachable(causes(&failure).pop().unwrap_or_default()),
             }
         }
-    }
+    })
 }
 
 /// Why the driver, which connects to the members that a replica set names, finds no primary although a server answers: this machine

@@ -79,6 +79,16 @@ pub enum ConnectError {
     Store(#[from] StoreError),
 }
 
+impl ConnectError {
+    /// What a start that waits for MongoDB logs: why it cannot be used yet. `None` if waiting does not help.
+    pub(super) fn passing_reason(&self) -> Option<&str> {
+        if let Self::Unreachable { reason, .. } | Self::Unusable { problem: reason, .. } = self {
+            return Some(reason);
+        }
+        matches!(self, Self::NotInitiated { .. }).then_some("its replica set does not exist yet; run rs.initiate() once in mongosh")
+    }
+}
+
 pub(crate) fn invalid(error: Error) -> ConnectError {
     ConnectError::InvalidUri(error.into())
 }
