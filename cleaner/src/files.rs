@@ -2,7 +2,7 @@
 
 use bson::oid::ObjectId;
 use chrono::TimeDelta;
-use recruiter_common::store::{FilesStep, Store, StoreError};
+use recruiter_common::store::{Store, StoreError};
 
 use crate::Pass;
 
@@ -29,28 +29,18 @@ impl Files {
     /// Goes on with both walks. Returns whether they are at their ends.
     pub(crate) async fn tick(&mut self, store: &Store, pass: &Pass<'_>) -> Result<bool, StoreError> {
         let before = store.now() - OLDER_THAN;
-        let files = self.files.go_on(pass, |after| store.prune_files(after, before, STEP)).await?;
-        let uploads = self.uploads.go_on(pass, |after| store.prune_chunks(after, before, STEP)).await?;
+        let (mut files, mut uploads) = (0, 0);
+        if !self.files.is_over {
+            let step = |after| store.prune_files(after, before, STEP);
+            (files, self.files.is_over) = pass.walk(&mut self.files.after, step).await?;
+        }
+        if !self.uploads.is_over {
+            let step = |after| store.prune_chunks(after, before, STEP);
+            (uploads, self.uploads.is_over) = pass.walk(&mut self.uploads.after, step).await?;
+        }
         if files + uploads > 0 {
             tracing::info!(files, uploads, "deleted files without a job, and uploads that were never finished");
         }
         Ok(self.files.is_over && self.uploads.is_over)
-    }
-}
-
-impl Walk {
-    /// Returns the number of deleted files.
-    async fn go_on<F>(&mut self, pass: &Pass<'_>, examine: impl Fn(Option<ObjectId>) -> F) -> Result<u64, StoreError>
-    where
-        F: Future<Output = Result<FilesStep, StoreError>>,
-    {
-        let mut deleted = 0;
-        let mut steps = pass.steps();
-        while !self.is_over && steps.next().is_some() {
-            let step = examine(self.after).await?;
-            (self.after, self.is_over) = (step.next, step.next.is_none());
-            deleted += step.deleted;
-        }
-        Ok(deleted)
     }
 }

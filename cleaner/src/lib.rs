@@ -28,7 +28,7 @@ use recruiter_common::{
     job::FinishReason,
     service::Watchdog,
     shutdown::{Shutdown, Wake, pause},
-    store::{ConnectArgs, ProcessIdentity, Store, StoreError},
+    store::{ConnectArgs, ProcessIdentity, Store, StoreError, WalkStep},
     telemetry::{chain, milliseconds},
 };
 
@@ -167,5 +167,23 @@ impl<'a> Pass<'a> {
     /// The steps of one part of the duty: one, and further ones while there is time. None at a stop.
     fn steps(&self) -> impl Iterator<Item = u32> {
         (0..).take_while(|step| !self.shutdown.is_requested() && (*step == 0 || Monotonic::now() < self.until))
+    }
+
+    /// Goes on with a walk over an index. Returns the number of deleted documents, and whether the walk is at its end. After an error the
+    /// position is that of the last step.
+    async fn walk<P: Copy, F>(&self, position: &mut Option<P>, step: impl Fn(Option<P>) -> F) -> Result<(u64, bool), StoreError>
+    where
+        F: Future<Output = Result<WalkStep<P>, StoreError>>,
+    {
+        let mut count = 0;
+        for _ in self.steps() {
+            let WalkStep { deleted, next } = step(*position).await?;
+            count += deleted;
+            *position = next;
+            if next.is_none() {
+                return Ok((count, true));
+            }
+        }
+        Ok((count, false))
     }
 }

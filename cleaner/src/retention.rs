@@ -14,7 +14,7 @@ use chrono::TimeDelta;
 use recruiter_common::{
     instant::Instant,
     job::FinishReason,
-    store::{Covered, OtherClasses, Reasons, RetentionPosition, Store, StoreError},
+    store::{Covered, OtherClasses, Reasons, Store, StoreError, WalkStep},
 };
 
 use crate::Pass;
@@ -45,7 +45,8 @@ pub(crate) struct Retention {
 struct Walk {
     period: Duration,
     covered: Covered,
-    position: RetentionPosition,
+    /// The end of the last job that was examined; `None` before the first.
+    position: Option<bson::DateTime>,
 }
 
 impl Periods {
@@ -112,15 +113,11 @@ impl Retention {
 
 /// Deletes the jobs that ended before `before`. Returns whether none are left.
 async fn prune_all(store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bool, StoreError> {
-    let (mut count, mut all) = (0, false);
-    for _ in pass.steps() {
-        let pruned = store.prune_archived(before, STEP.into()).await?;
-        count += pruned;
-        if pruned == 0 {
-            all = true;
-            break;
-        }
-    }
+    let step = async |_| {
+        let deleted = store.prune_archived(before, STEP.into()).await?;
+        Ok(WalkStep { deleted, next: (deleted > 0).then_some(()) })
+    };
+    let (count, all) = pass.walk(&mut None, step).await?;
     note(count);
     Ok(all)
 }
@@ -133,16 +130,10 @@ fn note(count: u64) {
 
 impl Walk {
     async fn tick(&mut self, store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bool, StoreError> {
-        let (mut count, mut all) = (0, false);
-        for _ in pass.steps() {
-            let step = store.prune_covered(&self.covered, self.position, before, STEP.into()).await?;
-            count += step.deleted;
-            if step.next.is_none() {
-                self.position = before.checked_sub_signed(GO_BACK).map(bson::DateTime::from_chrono);
-                all = true;
-                break;
-            }
-            self.position = step.next;
+        let step = |position| store.prune_covered(&self.covered, position, before, STEP.into());
+        let (count, all) = pass.walk(&mut self.position, step).await?;
+        if all {
+            self.position = before.checked_sub_signed(GO_BACK).map(bson::DateTime::from_chrono);
         }
         note(count);
         Ok(all)

@@ -10,7 +10,6 @@ pub use crate::{
     },
     enqueue::waiting::WaitingJob,
     events::subscribers::RingPart,
-    files::bucket::FilesStep,
     graphs::continuation::continuation,
     hints::{AssignedJobs, EVERY_GROUP, Hint, Hints, HintsAddress, HintsAt, Hub, InvalidHintsAddress, Listener},
     job::{
@@ -33,10 +32,11 @@ pub use crate::{
         window::Maintenance,
     },
     lines::Head,
-    mongo::{Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, cut, lossy},
+    mongo::{
+        Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, WalkStep, cut, lossy,
+    },
     operator::{
-        COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, RetentionPosition, RetentionStep, Retrial, SAMPLED,
-        Unfinished, Waiting, Walk,
+        COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, Retrial, SAMPLED, Unfinished, Waiting, Walk,
         control::export::Exported,
         policies_in,
         select::LOOK_LIMIT,

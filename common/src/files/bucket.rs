@@ -12,20 +12,11 @@ use mongodb::gridfs::{FilesCollectionDocument, GridFsDownloadStream, GridFsUploa
 
 use crate::{
     base::{Instant, JobId, of_bson},
-    mongo::{Feature, Readable, Store, StoreError, call, id_of, lossy},
+    mongo::{Feature, Readable, Store, StoreError, WalkStep, call, id_of, lossy},
 };
 
 /// Number of chunks that one command copies: a copy of a large file takes longer than a call may.
 const CHUNKS_OF_COPY: i64 = 256;
-
-/// What one step of the search for files without a job has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FilesStep {
-    /// The number of deleted files, and of uploads that were never finished.
-    pub deleted: u64,
-    /// Where the next step goes on; `None` when everything was examined.
-    pub next: Option<ObjectId>,
-}
 
 /// The name of a file in the bucket.
 fn stored_name(job: JobId, name: &str) -> String {
@@ -146,9 +137,9 @@ impl Store {
     /// Filter: id after the position and before the instant, if files are in use: otherwise the bucket is an application's. Index: `_id`.
     /// Invariant: none, a file is written before its job, and the instant is long ago. The archive is read after the waiting jobs, because that
     /// is the way of a job.
-    pub async fn prune_files(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<FilesStep, StoreError> {
+    pub async fn prune_files(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<WalkStep<ObjectId>, StoreError> {
         if !self.is_in_use(Feature::Files).await? {
-            return Ok(FilesStep { deleted: 0, next: None });
+            return Ok(WalkStep { deleted: 0, next: None });
         }
         let (files, examined) = (self.payload_files.clone(), doc! { "_id": between(position, before) });
         let found: Vec<Document> = call("prune_files", async move {
@@ -173,16 +164,16 @@ impl Store {
             self.delete_stored_file(file.get("_id").cloned().unwrap_or_default()).await?;
             deleted += 1;
         }
-        Ok(FilesStep { deleted, next })
+        Ok(WalkStep { deleted, next })
     }
 
     /// Deletes the chunks of those of the next `most` uploads, by the ids of their files, that began before `before` and were never finished.
     ///
     /// Filter: file after the position and before the instant, the first chunk. Index: GridFS's of the chunks. Invariant: none, no upload
     /// takes a day.
-    pub async fn prune_chunks(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<FilesStep, StoreError> {
+    pub async fn prune_chunks(&self, position: Option<ObjectId>, before: Instant, most: i64) -> Result<WalkStep<ObjectId>, StoreError> {
         if !self.is_in_use(Feature::Files).await? {
-            return Ok(FilesStep { deleted: 0, next: None });
+            return Ok(WalkStep { deleted: 0, next: None });
         }
         let chunks = self.payload_chunks.clone();
         let first = doc! { "files_id": between(position, before), "n": 0 };
@@ -201,7 +192,7 @@ impl Store {
         for id in &ids {
             self.delete_stored_file((*id).into()).await?;
         }
-        Ok(FilesStep { deleted: ids.len() as u64, next: next_of(&found, "files_id", most) })
+        Ok(WalkStep { deleted: ids.len() as u64, next: next_of(&found, "files_id", most) })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Batches of items that are sent to MongoDB together. A refused batch is halved until it has a single item.
+//! Batches of items that are sent to MongoDB together. A refused batch is halved until it has a single item. The steps of walks.
 
 /// Maximum number of ids in one query. MongoDB does not accept 700,000.
 pub(crate) const IDS_PER_QUERY: usize = 10_000;
@@ -20,6 +20,15 @@ pub fn cut<T>(items: Vec<T>, most: usize, most_bytes: usize, size: impl Fn(&T) -
         }
     }
     batches
+}
+
+/// What one step of a walk over an index has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalkStep<P> {
+    /// The number of deleted documents.
+    pub deleted: u64,
+    /// The position from which the next step goes on; `None` when everything was examined.
+    pub next: Option<P>,
 }
 
 /// Batches that are still to be sent. Each batch is harmless to send again, because the operations are idempotent.

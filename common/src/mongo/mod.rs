@@ -61,14 +61,6 @@ use mongodb::{
 pub use self::channel::Channel;
 #[doc(hidden)]
 pub use self::error::DOCUMENT_FAULTS;
-pub use self::{
-    batch::cut,
-    connect::{ConnectArgs, DEFAULT_DATABASE},
-    connect_error::ConnectError,
-    error::{DriverError, StoreError},
-    readable::lossy,
-    session::CommitSession,
-};
 pub(crate) use self::{
     batch::{Batches, IDS_PER_QUERY},
     error::met_by,
@@ -78,6 +70,14 @@ pub(crate) use self::{
         UNIQUE_AFTER, UNIQUE_WHILE_WAITING, WAITING_JOBS, any_date, any_gate, any_worker, never_started,
     },
     session::{commit, require_transaction, write_in},
+};
+pub use self::{
+    batch::{WalkStep, cut},
+    connect::{ConnectArgs, DEFAULT_DATABASE},
+    connect_error::ConnectError,
+    error::{DriverError, StoreError},
+    readable::lossy,
+    session::CommitSession,
 };
 use self::{error::code_of, parts::Parts};
 use crate::base::{Instant, JobId, StartId, Uptime, clock::ServerClock};

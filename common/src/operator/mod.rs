@@ -21,7 +21,7 @@ pub mod workers;
 
 pub use self::{
     control::operations::Retrial,
-    retention::{Covered, OtherClasses, Reasons, RetentionPosition, RetentionStep},
+    retention::{Covered, OtherClasses, Reasons},
     select::{Match, Walk},
     views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting, policies_in},
 };

@@ -5,7 +5,7 @@ use bson::{Document, RawDocumentBuf, doc};
 
 use crate::{
     base::Instant,
-    mongo::{ARCHIVED_BY_END, Store, StoreError},
+    mongo::{ARCHIVED_BY_END, Store, StoreError, WalkStep},
 };
 
 /// The archived jobs that a period of retention covers. It covers some: a class, or all others.
@@ -35,18 +35,6 @@ pub enum Reasons {
     AllBut(Vec<String>),
 }
 
-/// The position of the retention in the archive: the end of the last job that was examined, `None` before the first.
-pub type RetentionPosition = Option<bson::DateTime>;
-
-/// What one step of the retention has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RetentionStep {
-    /// The number of deleted jobs.
-    pub deleted: u64,
-    /// Where the next step goes on; `None` when every job that ended before the given instant was examined.
-    pub next: RetentionPosition,
-}
-
 impl Covered {
     /// The filter that goes with the range of the ends. It reads the documents, which no index makes unnecessary: an index of the archive by
     /// class would slow down the end of every job.
@@ -67,17 +55,17 @@ impl Covered {
 
 impl Store {
     /// Deletes those of the next `most` archived jobs, by their ends, that ended before `before` and that the period covers; more than `most`
-    /// are examined if many ended in the same millisecond.
+    /// are examined if many ended in the same millisecond. The position is the end of the last job that was examined.
     ///
     /// Filter: ended after the position and before the instant, covered. Index: `archived_by_end`. Invariant: none, the operator configured
     /// the retention; an archived job never changes its end, its class or its reason.
     pub async fn prune_covered(
         &self,
         covered: &Covered,
-        position: RetentionPosition,
+        position: Option<bson::DateTime>,
         before: Instant,
         most: u64,
-    ) -> Result<RetentionStep, StoreError> {
+    ) -> Result<WalkStep<bson::DateTime>, StoreError> {
         let (archived, index) = (self.archived.clone_with_type::<RawDocumentBuf>(), self.index(ARCHIVED_BY_END));
         let (after, before) = (position.unwrap_or(bson::DateTime::MIN), bson::DateTime::from_chrono(before));
         let which = covered.condition();
@@ -94,7 +82,7 @@ impl Store {
             let mut old = doc! { "last_execution.ended_at": examined };
             old.extend(which);
             let deleted = archived.delete_many(old).hint(index).await?.deleted_count;
-            Ok(RetentionStep { deleted, next })
+            Ok(WalkStep { deleted, next })
         })
         .await
     }

@@ -8,7 +8,7 @@ use recruiter_common::{
     control::{Change, Changed, Revision},
     files::JobFile,
     instant::Instant,
-    store::FilesStep,
+    store::WalkStep,
 };
 
 use crate::setting::{Setting, set_of};
@@ -93,8 +93,8 @@ async fn old_files_without_a_job_are_deleted() {
     let behind = file(&format!("{gone}/a"), now - DAY * 2, 0).await;
     file(&format!("{gone}/a"), now - DAY * 2, 5).await;
     let step = setting.store.prune_files(Some(behind), now - DAY, 3).await.unwrap();
-    assert_eq!(step, FilesStep { deleted: 0, next: Some(stay[2]) }, "not behind the position");
-    assert_eq!(setting.store.prune_files(step.next, now - DAY, 9).await.unwrap(), FilesStep { deleted: 1, next: None });
+    assert_eq!(step, WalkStep { deleted: 0, next: Some(stay[2]) }, "not behind the position");
+    assert_eq!(setting.store.prune_files(step.next, now - DAY, 9).await.unwrap(), WalkStep { deleted: 1, next: None });
     stay.push(behind);
     assert_eq!(set_of(ids(&setting, "payloads.files", "_id").await), set_of(stay.clone()));
     assert_eq!(set_of(ids(&setting, "payloads.chunks", "files_id").await), set_of(stay));
@@ -116,8 +116,8 @@ async fn uploads_that_were_not_finished_are_deleted_when_they_are_old() {
         }
     }
     let step = setting.store.prune_chunks(Some(stay[0]), now - DAY, 1).await.unwrap();
-    assert_eq!(step, FilesStep { deleted: 0, next: Some(stay[1]) });
-    assert_eq!(setting.store.prune_chunks(step.next, now - DAY, 9).await.unwrap(), FilesStep { deleted: 1, next: None });
+    assert_eq!(step, WalkStep { deleted: 0, next: Some(stay[1]) });
+    assert_eq!(setting.store.prune_chunks(step.next, now - DAY, 9).await.unwrap(), WalkStep { deleted: 1, next: None });
     assert_eq!(set_of(ids(&setting, "payloads.chunks", "files_id").await), set_of(stay));
     assert_eq!(setting.count("payloads.files", doc! {}).await, 1);
 }

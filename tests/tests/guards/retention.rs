@@ -1,7 +1,7 @@
 //! Which archived jobs are pruned.
 
 use bson::{Bson, doc};
-use recruiter_common::store::{Covered, OtherClasses, Reasons, RetentionStep};
+use recruiter_common::store::{Covered, OtherClasses, Reasons, WalkStep};
 use recruiter_tests::factory::in_ms;
 
 use crate::setting::{Setting, date};
@@ -43,7 +43,7 @@ async fn retention_by_class_deletes_what_it_covers_and_examines_nothing_twice() 
     let mail = Covered { classes: vec!["mail".into()], others: None };
     let first = prune(&mail, None, 1).await;
     assert!(first.deleted == 1 && first.next.is_some(), "{first:?}");
-    assert_eq!(prune(&mail, first.next, 100).await, RetentionStep { deleted: 1, next: None });
+    assert_eq!(prune(&mail, first.next, 100).await, WalkStep { deleted: 1, next: None });
     let ids = |ids: &[i32]| ids.iter().map(|id| Bson::from(*id)).collect::<Vec<_>>();
     assert_eq!(left().await, ids(&[3, 4, 5, 6, 7, 8]));
     let others = |reasons: fn(Vec<String>) -> Reasons| {
