@@ -121,17 +121,17 @@ async fn a_lane_is_listed_while_jobs_wait_in_it_with_the_date_of_the_first() {
 #[tokio::test]
 async fn jobs_with_a_gate_are_in_lanes_of_their_own() {
     let setting = Setting::new().await;
-    let at = |seconds| date(in_ms(&setting.store, seconds * 1_000));
+    let now = setting.store.now();
     let job = |group: &str, class: &str, gate: Option<&str>, due: i64| {
         let mut job = minimal_job(class);
-        job.extend(doc! { "group": group, "gate": gate, "scheduled_at": at(due) });
+        job.extend(doc! { "group": group, "gate": gate, "scheduled_at": date(now + chrono::TimeDelta::seconds(due)) });
         job
     };
     let jobs = [
         job("a", "x", None, -9),
         job("a", "x", Some("one"), -8),
         job("a", "x", Some("two"), -7),
-        job("a", "x", Some("two"), 60),
+        job("a", "x", Some("two"), 3_600),
         job("a", "y", Some("one"), -6),
         job("b", "x", Some("one"), -5),
     ];
@@ -156,7 +156,6 @@ async fn jobs_with_a_gate_are_in_lanes_of_their_own() {
     setting.start(WorkerId::new(), [ids[1], ids[5]]).await;
     assert_eq!(setting.store.gated_lanes_of("a").await.unwrap(), [two, gated("a", "y", "one")]);
     assert_eq!(setting.store.gated_groups().await.unwrap(), set_of(["a".to_owned()]));
-    let now = setting.store.now();
     let counts = setting.store.waiting(now, now - Duration::from_millis(6_500)).await.unwrap();
     assert_eq!(counts["a"], Waiting { queued: 3, overdue: 2, postponed: 1, waits: 0 });
     assert_eq!((counts["c"], counts.len()), (Waiting { queued: 1, ..Waiting::default() }, 2));
