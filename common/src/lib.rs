@@ -144,7 +144,7 @@ pub use self::{
 #[cfg(feature = "protocol")]
 pub mod spec {
     pub use crate::enqueue::{
-        class_defaults::{ClassDefaults, Classes},
+        classes::{Classes, check_defaults},
         spec::*,
     };
 }

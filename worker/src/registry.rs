@@ -11,7 +11,7 @@ use bson::Bson;
 use futures_util::{FutureExt, future::BoxFuture};
 use recruiter_common::{
     failure::{self, Failure},
-    spec::ClassDefaults,
+    job::Settings,
     store::{ClassSlots, check_trimmed_name},
     telemetry::{chain, of_bson},
 };
@@ -62,7 +62,7 @@ pub(crate) struct Registry {
     /// How many jobs run at a time of the classes that have a limit.
     concurrency: BTreeMap<String, NonZeroU32>,
     /// The defaults of the classes of a workables file, which the worker declares when it registers.
-    pub(crate) defaults: BTreeMap<String, ClassDefaults>,
+    pub(crate) defaults: BTreeMap<String, Settings>,
     /// The threads of all blocking classes.
     pub(crate) threads: Threads,
 }

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `workable` | kinds of work that are Rust types |
 //! | `defaults` | the default settings of a class |
-//! | `class_defaults`, `classes` | what workers declare about the jobs of a class, and where it is stored |
+//! | `classes` | what workers declare about the jobs of a class |
 //! | `new_job` | a job that is not enqueued yet, and its settings |
 //! | `document` | its document: every setting is validated |
 //! | `error` | why a job was not enqueued |
@@ -19,7 +19,6 @@
 //! | `backlog` | groups in which a limited number of jobs may wait |
 
 mod backlog;
-pub(crate) mod class_defaults;
 pub(crate) mod classes;
 mod conflicts;
 mod defaults;

@@ -24,7 +24,7 @@ use super::Graph;
 use crate::{
     base::JobId,
     enqueue::{
-        class_defaults::Classes,
+        classes::Classes,
         spec::{InvalidSpec, JobSpec, UnknownPolicies},
     },
 };

@@ -32,7 +32,8 @@ pub(crate) static IN_TEMPLATES: LazyLock<Document> = LazyLock::new(|| Settings::
 /// Every setting as in the document of a job.
 pub(crate) static IN_JOBS: LazyLock<Document> = LazyLock::new(|| Settings::every().stored().expect("documents"));
 
-/// The settings of a job. A missing one is that of the class, where classes have it, and then the default of all jobs.
+/// The settings of a job. A missing one is that of the class, where classes have it, and then the default of all jobs. What workers declare
+/// about a class, and the new values of changed and retried jobs, have the same form.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "process", derive(clap::Args))]
 #[serde(default)]
@@ -146,20 +147,44 @@ impl Settings {
         self.line.as_deref().map(gate_of_line).or_else(|| gate_of(self.limits.iter().map(String::as_str)))
     }
 
+    /// These settings, and those of `others` in place of missing ones. Limits, a line and what halts it belong together.
+    pub(crate) fn or(self, others: &Self) -> Self {
+        let list = |own: Vec<String>, other: &[String]| if own.is_empty() { other.to_vec() } else { own };
+        let gate = if self.limits.is_empty() && self.line.is_none() { others } else { &Self::default() };
+        // Without `..self`: the compiler asks for a new setting here.
+        Self {
+            group: self.group.or_else(|| others.group.clone()),
+            priority: self.priority.or(others.priority),
+            tags: list(self.tags, &others.tags),
+            urn: self.urn.or_else(|| others.urn.clone()),
+            traceparent: self.traceparent.or_else(|| others.traceparent.clone()),
+            retry_policy: self.retry_policy.or_else(|| others.retry_policy.clone()),
+            keep: self.keep.or(others.keep),
+            limits: list(self.limits, &gate.limits),
+            line: self.line.or_else(|| gate.line.clone()),
+            halt_on_failure: self.halt_on_failure || gate.halt_on_failure,
+        }
+    }
+
+    /// The settings that are not missing, as the fields of a document.
+    pub(crate) fn fields(&self) -> bson::error::Result<Document> {
+        bson::serialize_to_raw_document_buf(self)?.try_into()
+    }
+
     /// These settings with the defaults of all jobs, as a document that has no missing group, priority and retry policy.
     pub(crate) fn complete(&self) -> bson::error::Result<Document> {
         let mut limits = self.limits.clone();
         limits.sort_unstable();
         limits.dedup();
-        let complete = Self {
+        Self {
             group: Some(self.group().to_owned()),
             priority: Some(self.priority()),
             retry_policy: Some(self.retry_policy().clone()),
             keep: self.keep.filter(|keep| *keep != Keep::default()),
             limits,
             ..self.clone()
-        };
-        bson::serialize_to_raw_document_buf(&complete)?.try_into()
+        }
+        .fields()
     }
 
     /// The fields that the document of a job has of them. It names a line and limits in one field, `gate`.
@@ -191,7 +216,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The settings in the job of a schedule, and those in the fields above.
+    /// The settings in the job of a schedule, those that a worker has declared for a class, and those in the fields above.
     pub(crate) fn of_fields(fields: &RawDocument) -> bson::error::Result<Self> {
         bson::deserialize_from_slice(fields.as_bytes())
     }
@@ -260,6 +285,9 @@ mod tests {
             check("the job of a schedule", job_of_template(&template).expect("a job").settings());
             check("a retry", again(job.clone(), &Revision::default()).expect("a job").settings());
             check("a job that runs once more", &read(successor(document, now)).settings);
+            let declared = RawDocumentBuf::try_from(&settings.fields().expect("fields")).expect("a document");
+            let classes = [(String::new(), Settings::of_fields(&declared).expect("settings"))].into();
+            check("the defaults of a class", &JobSpec::default().with_defaults(&classes).settings);
             let becomes = continuation(vec![new()], &job, now).expect("a job");
             check("a job that another one becomes", &read(becomes[0].clone()).settings);
         }

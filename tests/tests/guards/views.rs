@@ -3,7 +3,7 @@
 use bson::{RawDocumentBuf, doc};
 use recruiter_common::{
     JobFilter, JobId, NewJob, Page, StateFilter, WorkerId,
-    spec::ClassDefaults,
+    job::Settings,
     store::{CommitSession, Recorded, Rescheduling, Retrial, Walk},
 };
 use recruiter_tests::factory::in_ms;
@@ -19,7 +19,7 @@ async fn the_defaults_of_a_class_are_declared_and_removed_by_its_name() {
     metadata.insert_one(doc! { "_id": "class:wrong", "group": 7 }).await.unwrap();
     let before = metadata.count_documents(doc! {}).await.unwrap();
     let of_group = |group: &str| {
-        let mut defaults = ClassDefaults::default();
+        let mut defaults = Settings::default();
         defaults.group = Some(group.to_owned());
         defaults
     };
@@ -28,7 +28,7 @@ async fn the_defaults_of_a_class_are_declared_and_removed_by_its_name() {
     }
     let declared = async || setting.store.class_defaults().await.unwrap();
     assert_eq!(declared().await, [("a".to_owned(), of_group("first")), ("b".to_owned(), of_group("third"))].into());
-    setting.store.declare_class("b", &ClassDefaults::default()).await.unwrap();
+    setting.store.declare_class("b", &Settings::default()).await.unwrap();
     assert_eq!(declared().await, [("a".to_owned(), of_group("first"))].into());
     assert_eq!(metadata.count_documents(doc! {}).await.unwrap(), before + 1);
 }

@@ -25,7 +25,7 @@ use futures_util::{
 };
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use parking_lot::Mutex;
-use recruiter_common::{failure::Failure, shutdown::pause, spec::ClassDefaults};
+use recruiter_common::{failure::Failure, job, shutdown::pause};
 use tokio::{net::unix::pipe, process::Command, time::timeout};
 
 use super::{
@@ -57,7 +57,7 @@ pub(crate) struct Program {
     /// How many jobs of the class run at a time in this process.
     pub(crate) concurrency: Option<NonZeroU32>,
     /// The defaults of its jobs.
-    pub(crate) defaults: ClassDefaults,
+    pub(crate) defaults: job::Settings,
     pub(crate) arguments: Vec<Template>,
     pub(crate) settings: Arc<Settings>,
     /// The processes of a long-lived program.
@@ -338,7 +338,7 @@ pub(crate) mod tests {
             keeps_text: false,
         };
         let arguments = command[1..].iter().map(|argument| Template::parse(argument).unwrap()).collect();
-        Program { concurrency: None, defaults: ClassDefaults::default(), arguments, settings: Arc::new(settings), pool: None }
+        Program { concurrency: None, defaults: job::Settings::default(), arguments, settings: Arc::new(settings), pool: None }
     }
 
     fn with(command: &[&str], change: impl FnOnce(&mut Settings)) -> Program {

@@ -18,8 +18,8 @@ use bytesize::ByteSize;
 use nix::unistd::{AccessFlags, access};
 use recruiter_common::{
     enqueue::LONGEST_NAME,
-    job::Priority,
-    spec::{ClassDefaults, policy_of_text},
+    job::{self, Keep, Priority},
+    spec::{check_defaults, policy_of_text},
 };
 use serde::Deserialize;
 use toml::Spanned;
@@ -98,9 +98,9 @@ struct Workable {
     timeout: Option<Spanned<String>>,
     concurrency: Option<Spanned<u32>>,
     group: Option<String>,
-    priority: Option<Spanned<u8>>,
+    priority: Option<Priority>,
     retry: Option<Spanned<toml::Table>>,
-    keep: Option<Spanned<String>>,
+    keep: Option<Keep>,
     #[serde(default)]
     limits: Vec<String>,
     try_again_after: Option<Spanned<String>>,
@@ -167,27 +167,20 @@ fn programs(text: &str, home: &Path, log_stderr: bool) -> Result<Vec<(String, Pr
     let program = |(class, workable): (Spanned<String>, Workable)| {
         let (span, class) = (class.span(), checked_class(class)?);
         let defaults = defaults(&workable)?;
-        defaults.check(&class).map_err(|problem| Problem(span, problem.to_string()))?;
+        check_defaults(&class, &defaults).map_err(|problem| Problem(span, problem.to_string()))?;
         Ok((class, Program { defaults, ..program(workable, home, &mut pools)? }))
     };
     file.workables.into_iter().map(program).collect()
 }
 
 /// What a job of the class has if it says nothing else.
-fn defaults(workable: &Workable) -> Result<ClassDefaults, Problem> {
-    let mut defaults = ClassDefaults::default();
-    defaults.group.clone_from(&workable.group);
-    defaults.limits.clone_from(&workable.limits);
-    if let Some(priority) = &workable.priority {
-        let known = Priority::new(*priority.as_ref()).ok_or_else(|| wrong(priority, "a priority is a number from 0 to 9"))?;
-        defaults.priority = Some(known);
-    }
+fn defaults(workable: &Workable) -> Result<job::Settings, Problem> {
+    let mut defaults = job::Settings::default();
+    let Workable { group, priority, keep, limits, .. } = workable;
+    (defaults.group, defaults.priority, defaults.keep, defaults.limits) = (group.clone(), *priority, *keep, limits.clone());
     if let Some(retry) = &workable.retry {
         let json = serde_json::to_string(retry.as_ref()).map_err(|error| wrong(retry, error.to_string()))?;
         defaults.retry_policy = Some(policy_of_text(&json).map_err(|problem| wrong(retry, problem.to_string()))?);
-    }
-    if let Some(keep) = &workable.keep {
-        defaults.keep = Some(keep.as_ref().parse().map_err(|problem: String| wrong(keep, problem))?);
     }
     Ok(defaults)
 }
@@ -248,7 +241,7 @@ fn program(mut workable: Workable, home: &Path, pools: &mut Vec<Arc<Pool>>) -> R
     let concurrency = concurrency.transpose()?;
     Ok(Program {
         concurrency,
-        defaults: ClassDefaults::default(),
+        defaults: job::Settings::default(),
         arguments: command.into_iter().map(|(_, template)| template).collect(),
         settings: Arc::new(settings),
         pool,
@@ -452,8 +445,8 @@ mod tests {
         let long = "[workables.x]\ncommand = [\"true\"]\nmode = \"long-lived\"\n";
         check("[workables.x]\ncommand = [\"true\"]\nmode = \"daemon\"", "3:8: a mode is \"per-job\" or \"long-lived\"");
         check("[workables.x]\nmode = \"long-lived\"\ncommand = [\"true\", \"{a}\"]", "3:20: a long-lived program runs many jobs");
-        check("[workables.x]\ncommand = [\"true\"]\npriority = 10", "3:12: a priority is a number from 0 to 9");
-        check("[workables.x]\ncommand = [\"true\"]\nkeep = \"some\"", "3:8: `some` is neither `all` nor `failures`");
+        check("[workables.x]\ncommand = [\"true\"]\npriority = 10", "3:12: `priority` is 10; it must be from 0 to 9");
+        check("[workables.x]\ncommand = [\"true\"]\nkeep = \"some\"", "3:8: unknown variant `some`, expected `all` or `failures`");
         check("[workables.x]\ncommand = [\"true\"]\nretry = { class = \"Mine\" }", "1:12: ");
         check("[workables.x]\ncommand = [\"true\"]\nretry = { times = 3 }", "3:9: a retry policy is");
         check("[workables.x]\ncommand = [\"true\"]\nlimits = [\"a,b\"]", "1:12: the job cannot be limited: the name of a resource");
