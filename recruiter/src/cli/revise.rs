@@ -5,7 +5,7 @@ use std::time::Duration;
 use bson::Document;
 use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
-    control::{InvalidRevision, Revision},
+    control::Revision,
     job::Priority,
     spec::{UnknownPolicies, duration_of_text, parameters_of_text},
 };
@@ -47,10 +47,7 @@ impl NewContent {
         let mut revision = Revision::default().set(self.set.unwrap_or_default());
         if let Some(policy) = retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)? {
             let unknown = if self.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-            revision = revision.retry_policy(policy, unknown).map_err(|problem| match problem {
-                InvalidRevision::Policy(policy) => usage(problem_of(&policy)),
-                other @ (InvalidRevision::Group(_) | _) => usage(other),
-            })?;
+            revision = revision.retry_policy(policy, unknown).map_err(|problem| usage(problem_of(&problem)))?;
         }
         if let Some(group) = self.to_group {
             revision = revision.group(group).map_err(usage)?;

@@ -25,11 +25,11 @@ pub(crate) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
             NewJob::bundle_of_class(job.class, items)
         }
     };
-    let new = new.with_settings(job.settings).with_id(JobId::new()).recovered_from(job.id);
-    Ok(with.apply(match unique {
+    let new = new.with_settings(with.settings(&job.settings)).with_id(JobId::new()).recovered_from(job.id);
+    Ok(match unique {
         Some(unique) => new.unique(unique),
         None => new,
-    }))
+    })
 }
 
 #[cfg(test)]

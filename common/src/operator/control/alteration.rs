@@ -4,14 +4,13 @@ use bson::Document;
 
 use crate::{
     base::{DUE_MS, Instant, check_trimmed_name},
-    job::{Job, Priority},
+    job::{Job, Priority, Settings},
 };
 
 /// New values for fields of waiting jobs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Alteration {
-    priority: Option<Priority>,
-    pub(crate) group: Option<String>,
+    pub(crate) settings: Box<Settings>,
     pub(crate) at: Option<Instant>,
 }
 
@@ -36,20 +35,16 @@ impl Alteration {
     /// # Errors
     /// When no value is given, or one of them is not valid.
     pub fn new(priority: Option<Priority>, group: Option<String>, at: Option<Instant>) -> Result<Self, InvalidAlteration> {
-        if let Some(group) = &group {
-            check_trimmed_name(group).map_err(InvalidAlteration::Group)?;
-        }
+        group.iter().try_for_each(|group| check_group(group))?;
         if at.is_some_and(|at| !DUE_MS.contains(&at.timestamp_millis())) {
             return Err(InvalidAlteration::Date);
         }
-        let alteration = Self { priority, group, at };
+        let alteration = Self { settings: Settings { priority, group, ..Settings::default() }.into(), at };
         if alteration == Self::default() { Err(InvalidAlteration::Nothing) } else { Ok(alteration) }
     }
 
     pub(crate) fn to_document(&self) -> Document {
-        let mut set = Document::new();
-        set.extend(self.priority.map(|priority| ("priority".to_owned(), priority.into())));
-        set.extend(self.group.as_ref().map(|group| ("group".to_owned(), group.into())));
+        let mut set = self.settings.fields().expect("a document");
         set.extend(self.at.map(|at| ("scheduled_at".to_owned(), at.into())));
         set
     }
@@ -57,10 +52,12 @@ impl Alteration {
     /// Whether a job that is due at `at` has these values.
     pub(crate) fn is_in(&self, job: &Job, at: Instant) -> bool {
         let stored = |instant: Instant| instant.timestamp_millis();
-        self.priority.is_none_or(|priority| priority == job.settings.priority())
-            && self.group.as_ref().is_none_or(|group| *group == job.settings.group())
-            && self.at.is_none_or(|wanted| stored(wanted) == stored(at))
+        self.settings.clone().or(&job.settings) == job.settings && self.at.is_none_or(|wanted| stored(wanted) == stored(at))
     }
+}
+
+pub(super) fn check_group(group: &str) -> Result<(), InvalidAlteration> {
+    check_trimmed_name(group).map_err(InvalidAlteration::Group)
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ pub use self::{
     alteration::{Alteration, InvalidAlteration},
     change::{Change, Changed, Refusal},
     filter::Contradiction,
-    revision::{InvalidRevision, Revision},
+    revision::Revision,
 };
 use super::{Match, Walk, select::JobFilter};
 pub use crate::enqueue::spec::UnknownPolicies;
@@ -226,7 +226,7 @@ impl Control {
                 }
                 Step::Enqueue { retried_as, job, why } => {
                     let revision = revision(change);
-                    groups.insert(revision.group_of(job.settings.group()));
+                    groups.insert(revision.settings(&job.settings).group().to_owned());
                     // A job that has halted its line runs before the others of the line.
                     let place = job.settings.halt_on_failure.then_some(job.created_at);
                     // It stays in the graph. Those that waited for the old one will wait for it, if the graph is retried.
@@ -322,7 +322,7 @@ impl Control {
         }
         let altered = patiently(|| self.store.alter_if_unlocked(jobs, alteration.to_document())).await?;
         outcomes.extend(altered.into_iter().map(|job| (job, Changed::Altered)));
-        groups.extend(alteration.group.clone());
+        groups.extend(alteration.settings.group.clone());
         if let Some(at) = alteration.at.filter(|at| *at > now) {
             let groups = groups.iter().cloned().collect();
             self.store.announce_hint(Hint::Jobs { groups, at: Some(at), jobs: Vec::new() }).await;

@@ -2,34 +2,17 @@
 
 use bson::{Bson, Document};
 
-use super::{Alteration, InvalidAlteration};
+use super::{InvalidAlteration, alteration::check_group};
 use crate::{
-    enqueue::{
-        NewJob,
-        spec::{InvalidSpec, UnknownPolicies, check_policy},
-    },
-    job::{Priority, StoredPolicy},
+    enqueue::spec::{InvalidSpec, UnknownPolicies, check_policy},
+    job::{Priority, Settings, StoredPolicy},
 };
 
 /// What a retried job has in place of the content of the job that it retries. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Revision {
     parameters: Document,
-    retry_policy: Option<StoredPolicy>,
-    group: Option<String>,
-    priority: Option<Priority>,
-}
-
-/// Why a job cannot be retried with new content.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidRevision {
-    /// The name of the group is not valid.
-    #[error(transparent)]
-    Group(#[from] InvalidAlteration),
-    /// The retry policy is not valid.
-    #[error(transparent)]
-    Policy(#[from] InvalidSpec),
+    settings: Settings,
 }
 
 impl Revision {
@@ -45,9 +28,9 @@ impl Revision {
     ///
     /// # Errors
     /// When its parameters are not valid. The caller decides about a policy that this program does not know.
-    pub fn retry_policy(mut self, policy: StoredPolicy, unknown: UnknownPolicies) -> Result<Self, InvalidRevision> {
+    pub fn retry_policy(mut self, policy: StoredPolicy, unknown: UnknownPolicies) -> Result<Self, InvalidSpec> {
         check_policy(&policy, unknown)?;
-        self.retry_policy = Some(policy);
+        self.settings.retry_policy = Some(policy);
         Ok(self)
     }
 
@@ -55,17 +38,17 @@ impl Revision {
     ///
     /// # Errors
     /// When its name is not valid.
-    pub fn group(mut self, group: impl Into<String>) -> Result<Self, InvalidRevision> {
+    pub fn group(mut self, group: impl Into<String>) -> Result<Self, InvalidAlteration> {
         let group = group.into();
-        Alteration::new(None, Some(group.clone()), None)?;
-        self.group = Some(group);
+        check_group(&group)?;
+        self.settings.group = Some(group);
         Ok(self)
     }
 
     /// Sets another priority.
     #[must_use]
     pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = Some(priority);
+        self.settings.priority = Some(priority);
         self
     }
 
@@ -79,23 +62,9 @@ impl Revision {
         merged(former, &self.parameters)
     }
 
-    /// The new job with the other new values.
-    pub(crate) fn apply(&self, mut new: NewJob) -> NewJob {
-        if let Some(policy) = &self.retry_policy {
-            new = new.retry_stored(policy.clone());
-        }
-        if let Some(group) = &self.group {
-            new = new.in_group(group);
-        }
-        match self.priority {
-            Some(priority) => new.priority(priority),
-            None => new,
-        }
-    }
-
-    /// The group of the new job.
-    pub(crate) fn group_of(&self, former: &str) -> String {
-        self.group.clone().unwrap_or_else(|| former.to_owned())
+    /// The settings of the new job.
+    pub(crate) fn settings(&self, former: &Settings) -> Settings {
+        self.settings.clone().or(former)
     }
 }
 
@@ -142,7 +111,7 @@ mod tests {
         assert!(Revision::default().group("").is_err_and(|problem| problem.to_string() == "the name of the new group is empty"));
         let policy = |json: &str| crate::enqueue::spec::policy_of_text(json).expect("a policy");
         let mine = || Revision::default().retry_policy(policy(r#"{"class": "Mine"}"#), UnknownPolicies::Refuse);
-        assert!(mine().is_err_and(|problem| matches!(problem, InvalidRevision::Policy(problem) if problem.is_unknown_policy())));
+        assert!(mine().is_err_and(|problem| problem.is_unknown_policy()));
         let incomplete = Revision::default().retry_policy(policy(r#"{"class": "RetryForever"}"#), UnknownPolicies::Accept);
         assert!(incomplete.is_err_and(|problem| problem.to_string().contains("seconds_to_wait_before_retry")));
         assert!(Revision::default().set(doc! {}).is_empty() && !Revision::default().set(doc! { "a": 1 }).is_empty());
