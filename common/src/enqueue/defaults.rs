@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    job::{Keep, Priority, StoredPolicy},
+    job::{Keep, Priority, Settings, StoredPolicy},
     retry_policy::{InvalidPolicy, RetryPolicy},
 };
 
@@ -11,17 +11,17 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 #[must_use = "these are the defaults of a class only when `Workable::defaults` returns them"]
 pub struct Defaults {
-    pub(super) group: Option<String>,
+    /// Without the priority and the retry policy, which may be invalid.
+    pub(super) settings: Settings,
     pub(super) priority: Option<AnyPriority>,
     pub(super) retry: Option<Retry>,
-    pub(super) keep: Option<Keep>,
     pub(super) time_limit: Option<Duration>,
 }
 
 impl Defaults {
     /// Sets the group: only workers that work on it get these jobs.
     pub fn group(mut self, group: impl Into<String>) -> Self {
-        self.group = Some(group.into());
+        self.settings.group = Some(group.into());
         self
     }
 
@@ -39,7 +39,7 @@ impl Defaults {
 
     /// Sets what is kept of a job after its end. With [`Keep::Failures`] nothing is kept of a success.
     pub fn keep(mut self, keep: Keep) -> Self {
-        self.keep = Some(keep);
+        self.settings.keep = Some(keep);
         self
     }
 

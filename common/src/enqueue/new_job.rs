@@ -96,7 +96,7 @@ impl NewJob {
     }
 
     pub(super) fn with(mut self, defaults: Defaults) -> Self {
-        (self.settings.group, self.settings.keep) = (defaults.group, defaults.keep);
+        self.settings = defaults.settings;
         if let Some(priority) = defaults.priority {
             self = self.priority(priority);
         }
