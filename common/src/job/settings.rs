@@ -9,8 +9,9 @@
 //! | `recruiter enqueue` | each setting is a flag; its comment here is the help |
 //! | [`Job`](super::Job) | a stored job: to and from the fields of its document |
 //! | the job of a schedule, a retry, a job that runs once more, a job that another one becomes | the settings of the described job |
+//! | the defaults of a class, the new values of changed and retried jobs | the settings that are given |
 //!
-//! A new setting is a field here, with its line in [`every`](Settings::every); a method of `NewJob`; a row in `docs/protocol.md`; a new
+//! A new setting is a field here, with its lines in [`every`](Settings::every) and `or`; a method of `NewJob`; a row in `docs/protocol.md`; a new
 //! `SCHEMA_VERSION`, because the validator of MongoDB follows; and the room that reads it. All other forms above follow.
 //!
 //! What is said of one enqueueing only is no setting: its class and parameters, id, dates, unique key, and the jobs that it waits for.
@@ -32,8 +33,7 @@ pub(crate) static IN_TEMPLATES: LazyLock<Document> = LazyLock::new(|| Settings::
 /// Every setting as in the document of a job.
 pub(crate) static IN_JOBS: LazyLock<Document> = LazyLock::new(|| Settings::every().stored().expect("documents"));
 
-/// The settings of a job. A missing one is that of the class, where classes have it, and then the default of all jobs. What workers declare
-/// about a class, and the new values of changed and retried jobs, have the same form.
+/// The settings of a job. A missing one is that of the class, where classes have it, and then the default of all jobs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "process", derive(clap::Args))]
 #[serde(default)]

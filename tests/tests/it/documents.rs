@@ -133,6 +133,8 @@ fn the_fields_and_settings_of_a_job_are_those_of_the_tables() {
     };
     let settings = listed("### Settings of a job");
     assert_eq!(settings, every.as_object().unwrap().keys().collect::<Vec<_>>());
+    let builder = document("common/src/enqueue/new_job.rs");
+    settings.iter().for_each(|name| assert!(builder.contains(&format!("self.settings.{name}")), "`NewJob` has no method for {name}"));
 
     // What reads a job, and what MongoDB checks when one is inserted. The rest is there only while a job runs, or in the archive.
     let (read, checked) = (document("common/src/job/document.rs"), document("common/src/mongo/schema/validators.rs"));

@@ -204,3 +204,22 @@ async fn run(client: &Client, operation: &'static str, on: &str, command: Docume
     let database = if on == "admin" { client.driver.database(on) } else { client.database.clone() };
     call(operation, async move { database.run_command(command).await }).await.map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_schema_has_another_version() {
+        let validators = kind::COLLECTIONS.map(|(name, kind)| (name, kind.validator()));
+        let indexes = indexes::indexes().map(|index| (index.collection, index.name, index.keys, index.only, index.kind.options()));
+        let schema = serde_json::to_string(&(validators, indexes)).expect("JSON");
+        // FNV-1a.
+        let hash = schema.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        assert_eq!(
+            (SCHEMA_VERSION, hash),
+            (18, 13_057_352_244_644_302_294),
+            "the version is increased, and both are written here: else a database keeps the former schema"
+        );
+    }
+}
