@@ -32,7 +32,7 @@ use super::{
     filter::{FilterArgs, check_reason},
     output::{Format, apart, briefly_apart, moment, printable},
     revise::NewContent,
-    view::{Row, Stored, document_line, extended, json_line, left, or_dash, print, right, with_state},
+    view::{Row, Stored, document_line, extended, fields, id_in, json_line, left, or_dash, print, right, with_state},
     wait::until_ended,
     why::said,
 };
@@ -226,29 +226,15 @@ fn texts_of_malformed(document: &Document) -> [String; 7] {
 }
 
 fn texts_of_job(job: &Job, now: Instant) -> ([String; 7], Option<AnsiColor>, Option<String>) {
-    let execution = job.last_execution.as_ref();
-    let since = |at: Option<Instant>, how: fn(String) -> String| or_dash(at.map(|at| how(briefly_apart(at, now))));
     let stage = Stage::of(job, now);
-    let (colour, when) = match (stage, &job.state) {
-        (Stage::Waits, _) => (None, waits_for(job)),
-        (_, JobState::Waiting { at }) if *at <= now => (None, since(Some(*at), |apart| format!("due {apart}"))),
-        (_, JobState::Waiting { at }) => (None, since(Some(*at), |apart| format!("in {apart}"))),
-        (_, JobState::Locked { .. }) => {
-            let colour = if stage == Stage::Cancelling { AnsiColor::Yellow } else { AnsiColor::Cyan };
-            (Some(colour), since(execution.and_then(|execution| execution.started_at), |apart| format!("for {apart}")))
-        }
-        (_, JobState::Archived { .. }) => {
-            let colour = if stage == Stage::Done {
-                AnsiColor::Green
-            } else if stage == Stage::Cancelled {
-                AnsiColor::Yellow
-            } else {
-                AnsiColor::Red
-            };
-            (Some(colour), since(execution.and_then(|execution| execution.ended_at), |apart| format!("{apart} ago")))
-        }
+    let colour = match stage {
+        Stage::Waits | Stage::Postponed | Stage::Queued => None,
+        Stage::Running => Some(AnsiColor::Cyan),
+        Stage::Cancelling | Stage::Cancelled => Some(AnsiColor::Yellow),
+        Stage::Done => Some(AnsiColor::Green),
+        Stage::Failed => Some(AnsiColor::Red),
     };
-    let failure = execution.and_then(|execution| {
+    let failure = job.last_execution.as_ref().and_then(|execution| {
         let class = execution.class.as_deref()?;
         Some(format!("{}: {}", printable(class, 80), printable(execution.message.as_deref().unwrap_or_default(), 400)))
     });
@@ -268,13 +254,9 @@ fn texts_of_job(job: &Job, now: Instant) -> ([String; 7], Option<AnsiColor>, Opt
         printable(job.settings.group(), 24),
         job.settings.priority().to_string(),
         job.attempts.to_string(),
-        when,
+        or_dash(when(job, stage, now, briefly_apart)),
     ];
     (cells, colour, below)
-}
-
-fn id_in(id: &Bson) -> String {
-    id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
 }
 
 /// What a job waits for that has no date.
@@ -286,25 +268,29 @@ fn waits_for(job: &Job) -> String {
     }
 }
 
-/// The state of a job, and since or until when it lasts.
-fn state(job: &Job, now: Instant) -> (String, String) {
+/// Since or until when a job is in this stage, if that is known.
+fn when(job: &Job, stage: Stage, now: Instant, apart: fn(Instant, Instant) -> String) -> Option<String> {
     let execution = job.last_execution.as_ref();
+    match job.state {
+        JobState::Waiting { .. } if stage == Stage::Waits => Some(waits_for(job)),
+        JobState::Waiting { at } => Some(format!("{} {}", if at <= now { "due" } else { "in" }, apart(at, now))),
+        JobState::Locked { .. } => execution?.started_at.map(|at| format!("for {}", apart(at, now))),
+        JobState::Archived { .. } => execution?.ended_at.map(|at| format!("{} ago", apart(at, now))),
+    }
+}
+
+/// The state of a job in words, with its dates and its finish reason.
+fn state(job: &Job, now: Instant) -> String {
     let stage = Stage::of(job, now);
-    let when = match &job.state {
-        JobState::Waiting { .. } if stage == Stage::Waits => waits_for(job),
-        JobState::Waiting { at } if *at <= now => format!("due for {} ({})", apart(*at, now), moment(*at)),
-        JobState::Waiting { at } => format!("due in {} ({})", apart(*at, now), moment(*at)),
-        JobState::Locked { .. } => {
-            let since = execution.and_then(|execution| execution.started_at);
-            since.map_or_else(String::new, |since| format!("for {}", apart(since, now)))
+    let when = when(job, stage, now, apart).unwrap_or_default();
+    let more = match &job.state {
+        JobState::Waiting { at } if stage != Stage::Waits => {
+            format!("due {} {} ({})", if *at <= now { "for" } else { "in" }, apart(*at, now), moment(*at))
         }
-        JobState::Archived { why } => {
-            let ended = execution.and_then(|execution| execution.ended_at);
-            let ended = ended.map_or_else(String::new, |ended| format!("{} ago", apart(ended, now)));
-            if stage == Stage::Failed { format!("{}, {ended}", printable(why.as_str(), 80)) } else { ended }
-        }
+        JobState::Archived { why } if stage == Stage::Failed => format!("{}, {when}", printable(why.as_str(), 80)),
+        JobState::Waiting { .. } | JobState::Locked { .. } | JobState::Archived { .. } => when,
     };
-    (stage.word().into(), when)
+    format!("{}, {more}", stage.word())
 }
 
 async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -335,29 +321,29 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
 /// Writes a job as text, with its history, oldest execution first.
 fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()> {
     let json = |value: &Bson| printable(&value.clone().into_relaxed_extjson().to_string(), 400);
-    let mut line = |name: &str, value: String| if value.is_empty() { Ok(()) } else { writeln!(out, "{name:<12} {value}") };
-    let (state, when) = state(job, now);
-    line("job", job.id.to_string())?;
-    line("state", format!("{state}, {when}"))?;
-    line("class", printable(&job.class, 256))?;
-    match &job.bundle {
-        None => line("parameters", json(&job.parameters))?,
-        Some(bundle) => line("items", items(&bundle.outcomes))?,
-    }
-    for (name, value) in settings(&job.settings) {
-        line(&name, value)?;
-    }
-    line("expires", job.expires_at.map(moment).unwrap_or_default())?;
-    line("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now)))?;
+    let field = |name, text: fn(&Bson) -> String| job.field(name).as_ref().map(text).unwrap_or_default();
+    let content = match &job.bundle {
+        None => ("parameters", json(&job.parameters)),
+        Some(bundle) => ("items", items(&bundle.outcomes)),
+    };
+    fields(out, [("job", job.id.to_string()), ("state", state(job, now)), ("class", printable(&job.class, 256)), content])?;
+    fields(out, settings(&job.settings))?;
     let uncounted = (job.interruptions > 0)
         .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or snoozed)", job.interruptions));
     let deaths = (job.deaths > 0).then(|| format!("; {} ended with the death of the worker", job.deaths));
-    line("starts", format!("{}{}{}", job.attempts, uncounted.unwrap_or_default(), deaths.unwrap_or_default()))?;
-    line("retry of", job.field("recovered_from").as_ref().map(id_in).unwrap_or_default())?;
-    line("retried as", job.field("retried_as").as_ref().map(id_in).unwrap_or_default())?;
-    line("progress", JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)).unwrap_or_default())?;
-    line("checkpoint", job.field(CHECKPOINT).as_ref().map(json).unwrap_or_default())?;
-    line("result", job.field("result").as_ref().map(json).unwrap_or_default())?;
+    fields(
+        out,
+        [
+            ("expires", job.expires_at.map(moment).unwrap_or_default()),
+            ("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now))),
+            ("starts", format!("{}{}{}", job.attempts, uncounted.unwrap_or_default(), deaths.unwrap_or_default())),
+            ("retry of", field("recovered_from", id_in)),
+            ("retried as", field("retried_as", id_in)),
+            ("progress", JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)).unwrap_or_default()),
+            ("checkpoint", field(CHECKPOINT, json)),
+            ("result", field("result", json)),
+        ],
+    )?;
     let log = Log::of_job(job);
     if log.lines().next().is_some() {
         writeln!(out, "log")?;
@@ -427,13 +413,13 @@ fn history(job: &Job) -> impl Iterator<Item = &Execution> {
 }
 
 fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write) -> std::io::Result<()> {
-    let place = match (&execution.hostname, execution.pid) {
+    let process = match (&execution.hostname, execution.pid) {
         (Some(hostname), Some(pid)) => format!(" on {}:{pid}", printable(hostname, 80)),
         _ => String::new(),
     };
     let ran = match (execution.started_at, execution.ended_at) {
-        (Some(started), Some(ended)) => format!("{}{place}, {} ms", moment(started), (ended - started).num_milliseconds().max(0)),
-        (Some(started), None) => format!("{}{place}, running for {}", moment(started), apart(started, now)),
+        (Some(started), Some(ended)) => format!("{}{process}, {} ms", moment(started), (ended - started).num_milliseconds().max(0)),
+        (Some(started), None) => format!("{}{process}, running for {}", moment(started), apart(started, now)),
         (None, Some(ended)) => format!("{}, never started", moment(ended)),
         (None, None) => "at an unknown time".into(),
     };
@@ -481,23 +467,22 @@ mod tests {
 
     #[test]
     fn states_are_said_in_few_words() {
-        let check = |more: Document, now: i64, expected: (&str, &str)| {
-            let (state, when) = state(&job(more), bson::DateTime::from_millis(now).to_chrono());
-            assert_eq!((state.as_str(), when.as_str()), expected);
+        let check = |more: Document, now: i64, expected: &str| {
+            assert_eq!(state(&job(more), bson::DateTime::from_millis(now).to_chrono()), expected);
         };
         let at = bson::DateTime::from_millis(10_000);
         let started = doc! { "worker": bson::oid::ObjectId::new(), "start": bson::oid::ObjectId::new(), "started_at": at };
-        check(doc! {}, 0, ("postponed", "due in 1m (1970-01-01T00:01:00.000Z)"));
-        check(doc! {}, 65_000, ("queued", "due for 5s (1970-01-01T00:01:00.000Z)"));
-        check(doc! { "locked": true, "last_execution": started.clone() }, 20_000, ("running", "for 10s"));
-        check(doc! { "locked": true, "last_execution": started, "cancel_requested_at": at }, 20_000, ("cancelling", "for 10s"));
-        check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, ("done", "10s ago"));
-        check(doc! { "why": "gave-up", "last_execution": { "ended_at": at } }, 20_000, ("failed", "gave-up, 10s ago"));
+        check(doc! {}, 0, "postponed, due in 1m (1970-01-01T00:01:00.000Z)");
+        check(doc! {}, 65_000, "queued, due for 5s (1970-01-01T00:01:00.000Z)");
+        check(doc! { "locked": true, "last_execution": started.clone() }, 20_000, "running, for 10s");
+        check(doc! { "locked": true, "last_execution": started, "cancel_requested_at": at }, 20_000, "cancelling, for 10s");
+        check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, "done, 10s ago");
+        check(doc! { "why": "gave-up", "last_execution": { "ended_at": at } }, 20_000, "failed, gave-up, 10s ago");
         let latest = bson::DateTime::from_millis(253_402_300_799_999);
         let waits = doc! { "scheduled_at": latest, "waiting": true, "waits_for": [bson::oid::ObjectId::new(), bson::oid::ObjectId::new()] };
-        check(waits.clone(), 0, ("waits", "for 2 jobs"));
+        check(waits.clone(), 0, "waits, for 2 jobs");
         let once_more = doc! { "scheduled_at": latest, "unique_after": "k" };
-        check(once_more.clone(), 0, ("waits", "for its predecessor"));
+        check(once_more.clone(), 0, "waits, for its predecessor");
         for (more, when) in [(waits, "for 2 jobs"), (once_more, "for its predecessor")] {
             let row = listed(120, vec![job(more).document.try_into().unwrap()]);
             assert!(row.contains(" waits ") && row.ends_with(&format!("{when}\n")), "{row}");

@@ -13,7 +13,7 @@ use recruiter_common::{
 use super::{
     output::{Format, briefly_apart, printable},
     presence::Worker,
-    view::{Row, Stored, left, or_dash, print, right, with_state},
+    view::{Row, Stored, id_in, left, or_dash, print, right, with_state},
 };
 
 pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -83,10 +83,9 @@ fn view(worker: &Worker, now: Instant) -> Stored {
         Some(Bson::Array(jobs)) => jobs.len(),
         other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
     };
-    let id = document.get("_id").map(|id| id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex()));
     let seen = document.get_datetime("last_seen_at").map(|at| format!("{} ago", briefly_apart(at.to_chrono(), now)));
     let cells = [
-        left("WORKER", or_dash(id)),
+        left("WORKER", or_dash(document.get("_id").map(id_in))),
         left("STATE", state).coloured(colour),
         left("HOST:PID", format!("{}:{}", text("hostname", 32), number("pid"))).cut_to(10),
         right("FREE", format!("{}/{}", number("free"), number("capacity"))),

@@ -17,7 +17,7 @@ use tabled::{
     settings::{Alignment, Color, Padding, Style, Width, object::Columns, peaker::Peaker},
 };
 
-use super::output::Format;
+use super::output::{Format, printable};
 
 /// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
@@ -65,6 +65,15 @@ pub(super) fn line(out: &mut impl Write, format: Format, view: &impl Serialize, 
     if format.json { json_line(out, view) } else { writeln!(out, "{text}") }
 }
 
+/// Width of the names in front of texts, in characters.
+const NAMES: usize = 12;
+
+/// Writes what is known about one thing for people, one text per line with its name. An empty text is left out.
+pub(super) fn fields<N: Display>(out: &mut impl Write, fields: impl IntoIterator<Item = (N, String)>) -> io::Result<()> {
+    let mut known = fields.into_iter().filter(|(_, text)| !text.is_empty());
+    known.try_for_each(|(name, text)| writeln!(out, "{name:<NAMES$} {text}"))
+}
+
 /// What a change of something that has a name has done, for programs.
 pub(super) fn outcome(name: &str, outcome: &str, dry_run: bool) -> Value {
     json!({ "name": name, "outcome": outcome, "dry_run": dry_run })
@@ -87,6 +96,11 @@ pub(super) fn with_state(document: Document, state: &str) -> Value {
     let mut line = doc! { "id": id, "state": state };
     line.extend(document.into_iter().filter(|(field, _)| field != "_id"));
     extended(line)
+}
+
+/// An id for people.
+pub(super) fn id_in(id: &Bson) -> String {
+    id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
 }
 
 /// What is in the database, as JSON.
