@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{anyhow, bail};
 use clap::{Args, builder::BoolishValueParser};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use recruiter_common::{
     JobFilter,
     control::{Alteration, Change, Changed, Refusal, Report},
@@ -23,15 +23,16 @@ use recruiter_common::{
     spec::{duration_of_text, id_of_text, instant_of_text},
     store::{ConnectArgs, Store},
 };
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 
 use super::{
     connected_to_change,
     exit::usage,
     filter::{FilterArgs, check_reason},
-    output::{Format, moment, printable},
+    output::{Format, moment, printable, progress},
     presence::{Needs, STORED, warn_of_unmet},
-    view::{json_line, line},
+    view::{dry, json_line, line, or_dash},
 };
 
 /// Maximum number of unchanged jobs that are listed by id. All of them are counted.
@@ -153,11 +154,11 @@ pub(crate) async fn run(
     shutdown: &mut Shutdown,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
-    let said = args.filter.clone().at(Instant::UNIX_EPOCH);
+    let given = args.filter.clone().at(Instant::UNIX_EPOCH);
     let change = &intent.at(Instant::UNIX_EPOCH)?;
-    let filtered = !said.is_empty();
+    let filtered = !given.is_empty();
     if !args.ids.is_empty() {
-        if args.all || filtered || said.state.is_some() {
+        if args.all || filtered || given.state.is_some() {
             return Err(usage("job ids cannot be combined with filters or --all; use one of them"));
         }
         let store = connected_to_change(connect, "recruiter jobs", args.dry_run).await?;
@@ -167,10 +168,10 @@ pub(crate) async fn run(
         return Err(usage("--all cannot be combined with filters, except --state"));
     }
     // A state is a filter as well; with --all it only narrows.
-    if !args.all && !filtered && said.state.is_none() {
+    if !args.all && !filtered && given.state.is_none() {
         return Err(usage(format!("name the jobs to be {}: by ids, by filters (--help lists them), or by --all", participle(change))));
     }
-    said.whenever().narrowed_to(change).map_err(usage)?;
+    given.whenever().narrowed_to(change).map_err(usage)?;
     let asks = !args.yes && !args.dry_run;
     if asks && !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         return Err(usage("no terminal to ask for confirmation on: add --yes to make the changes, or --dry-run to report them"));
@@ -188,7 +189,7 @@ pub(crate) async fn run(
                 written.extend(may_lack_a_worker(*job, changed));
             }
             if json {
-                json_line(out, &outcome(*job, changed, args.dry_run))?;
+                json_line(out, &Outcome::of(*job, changed, args.dry_run))?;
             } else if matches!(changed, Changed::Refused(_)) && named < NAMED {
                 named += 1;
                 bar.suspend(|| writeln!(std::io::stderr(), "{job}: {}", message(changed, args.dry_run)))?;
@@ -199,7 +200,7 @@ pub(crate) async fn run(
     .await?;
     let told = summary(change, &report);
     let view = json!({ "matched": report.matched(), "outcomes": report.outcomes, "dry_run": args.dry_run, "stopped": report.is_stopped });
-    line(out, args.format, &view, format_args!("{}{told}", if args.dry_run { "(dry run) " } else { "" }))?;
+    line(out, args.format, &view, format_args!("{}{told}", dry(args.dry_run)))?;
     out.flush()?;
     warn_of_unmet(&store, &Needs::of_stored(&store, &written).await).await;
     if report.is_stopped {
@@ -235,14 +236,7 @@ async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &m
         let failed = matches!(changed, Changed::Refused(_));
         refused += usize::from(failed);
         written.extend(may_lack_a_worker(job, &changed).filter(|_| !args.dry_run));
-        if args.format.json {
-            json_line(out, &outcome(job, &changed, args.dry_run))?;
-        } else if failed {
-            out.flush()?;
-            writeln!(std::io::stderr(), "{job}: {}", message(&changed, args.dry_run))?;
-        } else {
-            writeln!(out, "{job}: {}{}", if args.dry_run { "(dry run) " } else { "" }, message(&changed, args.dry_run))?;
-        }
+        Outcome::of(job, &changed, args.dry_run).write(out, args.format, failed)?;
     }
     warn_of_unmet(store, &Needs::of_stored(store, &written).await).await;
     match refused {
@@ -269,7 +263,8 @@ async fn walk(
     shutdown: &Shutdown,
     mut each: impl FnMut(&[(JobId, Changed)], &ProgressBar) -> std::io::Result<()>,
 ) -> anyhow::Result<Report> {
-    let bar = progress();
+    // The length is 1 until the number of jobs is known: a bar of length 0 would be shown as complete.
+    let bar = progress(ProgressBar::new(1), "{bar:30} {percent:>3} %  {msg}  {elapsed}, {eta} left");
     let (mut last, mut written) = (Report::default(), Ok(()));
     let mut control = store.control(dry_run);
     let walked = control.change_all(change, filter, |report, changed| {
@@ -286,16 +281,6 @@ async fn walk(
     walked.map_err(|error| {
         anyhow!(error).context(format!("stopped: {}; repeat the command to continue with the rest", summary(change, &last)))
     })
-}
-
-/// Progress bar, on a terminal only.
-fn progress() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}  {elapsed}, {eta} left");
-    // The length is 1 until the number of jobs is known: a bar of length 0 would be shown as complete.
-    ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// Asks for confirmation on the terminal.
@@ -355,13 +340,42 @@ fn summary(change: &Change, report: &Report) -> String {
     if parts.is_empty() { format!("no matching job can be {}", participle(change)) } else { parts.join(", ") }
 }
 
-/// The outcome of one job, for programs.
-fn outcome(job: JobId, changed: &Changed, dry_run: bool) -> Value {
-    let mut outcome = json!({ "id": job.to_string(), "outcome": changed.word(), "message": message(changed, dry_run), "dry_run": dry_run });
-    if let Changed::EnqueuedAgain { new: Some(new), .. } = changed {
-        outcome["new_id"] = json!(new.to_string());
+/// What a change has done to one job or worker.
+#[derive(Serialize)]
+pub(super) struct Outcome {
+    pub(super) id: String,
+    #[serde(flatten)]
+    pub(super) process: Option<Process>,
+    pub(super) outcome: &'static str,
+    pub(super) message: String,
+    pub(super) dry_run: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) new_id: Option<String>,
+}
+
+/// The process of a worker.
+#[derive(Serialize)]
+pub(super) struct Process {
+    pub(super) hostname: String,
+    pub(super) pid: Option<i64>,
+}
+
+impl Outcome {
+    fn of(job: JobId, changed: &Changed, dry_run: bool) -> Self {
+        let new_id = if let Changed::EnqueuedAgain { new, .. } = changed { new.map(|new| new.to_string()) } else { None };
+        Self { id: job.to_string(), process: None, outcome: changed.word(), message: message(changed, dry_run), dry_run, new_id }
     }
-    outcome
+
+    /// Writes a line. People read a refusal on standard error.
+    pub(super) fn write(&self, out: &mut impl Write, format: Format, is_refused: bool) -> std::io::Result<()> {
+        let Self { id, process, message, dry_run, .. } = self;
+        if is_refused && !format.json {
+            out.flush()?;
+            return writeln!(std::io::stderr(), "{id}: {message}");
+        }
+        let process = process.as_ref().map(|Process { hostname, pid }| format!(" ({}:{})", printable(hostname, 64), or_dash(*pid)));
+        line(out, format, self, format_args!("{id}{}: {}{message}", process.unwrap_or_default(), dry(*dry_run)))
+    }
 }
 
 /// The outcome of one job, as a sentence.

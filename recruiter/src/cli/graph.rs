@@ -18,7 +18,7 @@ use recruiter_common::{
     graphs::{Graph, GraphJob, When},
     ids::GraphId,
     job::Stage,
-    spec::{Classes, InvalidSpec, UnknownPolicies, duration_of_text},
+    spec::{Classes, InvalidSpec, duration_of_text},
     store::{ConnectArgs, Store},
     telemetry::chain,
     wait::WaitError,
@@ -32,6 +32,7 @@ use super::{
     exit::{unreadable, usage},
     output::{Format, printable},
     presence::{Needs, warn_of_unmet},
+    retries::unknown_policies,
     view::{Row, View, left, line, or_dash, print, texts},
 };
 
@@ -145,7 +146,7 @@ async fn enqueue(file: PathBuf, custom_policy: bool, format: Format, connect: &C
         bytes = std::fs::read(&file).map_err(|error| unreadable(&file, error))?;
     }
     let text = String::from_utf8(bytes).map_err(|error| usage(format!("{} is not UTF-8: {error}", file.display())))?;
-    let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
+    let unknown = unknown_policies(custom_policy);
     let graph_of =
         |classes: &Classes| Graph::of_json(&text, classes, unknown).map_err(|problem| usage(format!("{}: {problem}", file.display())));
     // A wrong file is an error even without MongoDB.

@@ -4,22 +4,17 @@
 //! needs little memory, and a slow pipe does not delay its jobs. Each job gets its id before the first attempt to send
 //! it, so a repetition after a lost reply does not enqueue it twice.
 
-use std::{
-    io::{IsTerminal, Write},
-    os::fd::AsFd,
-    path::Path,
-    time::Duration,
-};
+use std::{io::Write, os::fd::AsFd, path::Path, time::Duration};
 
 use anyhow::{Context, anyhow};
 use backon::{ConstantBuilder, Retryable as _};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use recruiter_common::{
     enqueue::{EnqueueError, Enqueued, NewJob, Outcome},
     exit::Exit,
     ids::JobId,
     shutdown::{Shutdown, pause},
-    spec::{Classes, JobSpec, LONGEST_LINE, UnknownPolicies},
+    spec::{Classes, JobSpec, LONGEST_LINE},
     store::Store,
     telemetry::chain,
 };
@@ -31,8 +26,9 @@ use tokio::{
 
 use super::{
     exit::{problem_of, unreadable},
-    output::Format,
+    output::{Format, progress},
     presence::Needs,
+    retries::unknown_policies,
     view::{json_line, line},
 };
 
@@ -82,16 +78,12 @@ impl Lines {
         self.reader.buffer().contains(&b'\n')
     }
 
-    /// Progress bar, on a terminal only.
     fn progress(&self) -> ProgressBar {
-        if !std::io::stderr().is_terminal() {
-            return ProgressBar::hidden();
-        }
-        let (bar, style) = match self.size {
-            Some(size) => (ProgressBar::new(size), "{bar:40} {percent:>3} %  {msg} enqueued  {eta} left"),
-            None => (ProgressBar::no_length(), "{spinner} {msg} enqueued  {elapsed}"),
+        let bar = match self.size {
+            Some(size) => progress(ProgressBar::new(size), "{bar:40} {percent:>3} %  {msg} enqueued  {eta} left"),
+            None => progress(ProgressBar::no_length(), "{spinner} {msg} enqueued  {elapsed}"),
         };
-        bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar())).with_message("0")
+        bar.with_message("0")
     }
 }
 
@@ -226,8 +218,7 @@ impl<'a, W: Write> Import<'a, W> {
 pub(super) fn job_of(spec: JobSpec, classes: &Classes, custom_policy: bool) -> Result<(JobId, NewJob), String> {
     let mut spec = spec.with_defaults(classes);
     let id = *spec.id.get_or_insert_with(JobId::new);
-    let unknown = if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-    Ok((id, spec.into_job(unknown).map_err(|problem| problem_of(&problem))?))
+    Ok((id, spec.into_job(unknown_policies(custom_policy)).map_err(|problem| problem_of(&problem))?))
 }
 
 /// The job on one line of a file; `None` for a blank line.

@@ -37,6 +37,8 @@ use super::{
     why::said,
 };
 
+/// Width of the names of fields, in characters.
+const NAMES: usize = 12;
 /// The state of a document that is not a job.
 const MALFORMED: &str = "malformed";
 
@@ -306,10 +308,7 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
     match job {
         Ok(job) => {
             describe(&job, now, out)?;
-            match held {
-                Some(why) => Ok(writeln!(out, "why          {}: {}", why.reason, why.text)?),
-                None => Ok(()),
-            }
+            Ok(fields(out, NAMES, held.map(|why| ("why", format!("{}: {}", why.reason, why.text))))?)
         }
         Err((document, error)) => {
             writeln!(out, "{id} is malformed: {}", printable(&error.to_string(), 400))?;
@@ -326,13 +325,14 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         None => ("parameters", json(&job.parameters)),
         Some(bundle) => ("items", items(&bundle.outcomes)),
     };
-    fields(out, [("job", job.id.to_string()), ("state", state(job, now)), ("class", printable(&job.class, 256)), content])?;
-    fields(out, settings(&job.settings))?;
+    fields(out, NAMES, [("job", job.id.to_string()), ("state", state(job, now)), ("class", printable(&job.class, 256)), content])?;
+    fields(out, NAMES, settings(&job.settings))?;
     let uncounted = (job.interruptions > 0)
         .then(|| format!("; {} of them not counted by the retry policy (interrupted, released or snoozed)", job.interruptions));
     let deaths = (job.deaths > 0).then(|| format!("; {} ended with the death of the worker", job.deaths));
     fields(
         out,
+        NAMES,
         [
             ("expires", job.expires_at.map(moment).unwrap_or_default()),
             ("enqueued", format!("{} ({} ago)", moment(job.created_at), apart(job.created_at, now))),

@@ -159,11 +159,11 @@ fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
 }
 
 async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let (settings, held) = (store.settings().await?, store.permit_holders().await?);
+    let (settings, holders) = (store.settings().await?, store.permit_holders().await?);
     let waiting = store.limit_backlogs().await?.into_iter().filter_map(|(name, most)| Some((name, most?)));
     let waiting: HashMap<String, u64> = waiting.collect();
     name_invalid(settings.invalid.iter())?;
-    let limits = all(&settings).map(|(name, limit)| ListedLimit::of(&name, Some(limit), waiting.get(&name).copied(), &held));
+    let limits = all(&settings).map(|(name, limit)| ListedLimit::of(&name, Some(limit), waiting.get(&name).copied(), &holders));
     Ok(print(out, format, "no resource has a limit", limits)?)
 }
 
@@ -192,9 +192,9 @@ struct ListedLimit {
 }
 
 impl ListedLimit {
-    fn of(name: &str, limit: Option<Limit>, most_waiting: Option<u64>, held: &[PermitHolder]) -> Self {
+    fn of(name: &str, limit: Option<Limit>, most_waiting: Option<u64>, holders: &[PermitHolder]) -> Self {
         let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
-        let permits = held.iter().flat_map(|holder| &holder.permits);
+        let permits = holders.iter().flat_map(|holder| &holder.permits);
         let in_use = permits.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count();
         let Limit { capacity, rate, .. } = limit.unwrap_or_default();
         let rate = rate.map(|rate| rate.to_string());

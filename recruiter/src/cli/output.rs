@@ -4,12 +4,13 @@
 //! width.
 
 use std::{
-    io::{self, BufWriter, ErrorKind, Write},
+    io::{self, BufWriter, ErrorKind, IsTerminal as _, Write},
     os::fd::AsFd as _,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use clap::{Args, builder::BoolishValueParser};
+use indicatif::{ProgressBar, ProgressStyle};
 pub use recruiter_common::text::printable;
 pub(crate) use recruiter_common::text::{apart, briefly_apart, moment};
 use tokio::{io::Interest, net::unix::pipe::Sender};
@@ -46,6 +47,14 @@ pub(crate) async fn reader_gone() {
         return;
     }
     std::future::pending().await
+}
+
+/// A progress bar of this style, on a terminal only.
+pub(super) fn progress(bar: ProgressBar, style: &str) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 struct UntilClosed<W> {

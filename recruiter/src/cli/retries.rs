@@ -1,11 +1,11 @@
-//! The flags `--retry`, `--retry-delay` and `--backoff` of `enqueue` and of `jobs retry`.
+//! The flags about retry policies: `--retry`, `--retry-delay`, `--backoff` and `--custom-policy`.
 
 use std::time::Duration;
 
 use recruiter_common::{
     ExponentialBackoff, RetryManyTimes,
     job::StoredPolicy,
-    spec::{InvalidSpec, policy_of_text},
+    spec::{InvalidSpec, UnknownPolicies, policy_of_text},
 };
 
 use super::exit::usage;
@@ -26,6 +26,11 @@ pub(super) fn retry_of_text(text: &str) -> Result<Retries, InvalidSpec> {
     }
     let wrong = || format!("`{text:.80}` is neither a number of retries nor a retry policy {{\"class\": …, \"parameters\": …}}");
     text.parse().map(Retries::Times).map_err(|_| InvalidSpec::of_text(wrong()))
+}
+
+/// What `--custom-policy` decides.
+pub(super) fn unknown_policies(custom_policy: bool) -> UnknownPolicies {
+    if custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse }
 }
 
 /// The retry policy that the flags describe. They must not give a delay to a policy that has its own.

@@ -7,12 +7,12 @@ use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
     control::Revision,
     job::Priority,
-    spec::{UnknownPolicies, duration_of_text, parameters_of_text},
+    spec::{duration_of_text, parameters_of_text},
 };
 
 use super::{
     exit::{problem_of, usage},
-    retries::{self, Retries, retry_of_text},
+    retries::{self, Retries, retry_of_text, unknown_policies},
 };
 
 /// The new content of retried jobs.
@@ -46,8 +46,8 @@ impl NewContent {
     pub(crate) fn revision(self) -> anyhow::Result<Revision> {
         let mut revision = Revision::default().set(self.set.unwrap_or_default());
         if let Some(policy) = retries::policy(self.retry_policy.as_ref(), self.retry_delay, self.backoff)? {
-            let unknown = if self.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
-            revision = revision.retry_policy(policy, unknown).map_err(|problem| usage(problem_of(&problem)))?;
+            revision =
+                revision.retry_policy(policy, unknown_policies(self.custom_policy)).map_err(|problem| usage(problem_of(&problem)))?;
         }
         if let Some(group) = self.to_group {
             revision = revision.group(group).map_err(usage)?;

@@ -13,7 +13,6 @@ use recruiter_common::{
     instant::Instant,
     schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
-    spec::UnknownPolicies,
     store::ConnectArgs,
 };
 use serde_json::json;
@@ -24,12 +23,15 @@ use super::{
     limits::this_operator,
     output::{Format, briefly_apart, moment, printable},
     presence::{Needs, warn_of_unmet},
+    retries::unknown_policies,
     schedules_file,
-    view::{self, Row, Stored, extended, json_line, left, line, or_dash, print, right},
+    view::{self, Row, Stored, dry, extended, fields, json_line, left, line, or_dash, print, right},
 };
 
 /// The name of this command in the logs of MongoDB.
 const NAME: &str = "recruiter schedules";
+/// Width of the names of fields, in characters.
+const NAMES: usize = 10;
 /// Number of next runs that are shown.
 const SHOWN_NEXT: usize = 5;
 
@@ -144,8 +146,8 @@ fn refused(error: ScheduleError) -> anyhow::Error {
 }
 
 fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_run: bool) -> anyhow::Result<()> {
-    let dry = if dry_run { "(dry run) " } else { "" };
-    Ok(line(out, format, &view::outcome(name, outcome, dry_run), format_args!("{dry}{}: {outcome}", printable(name, 256)))?)
+    let text = format!("{}{}: {outcome}", dry(dry_run), printable(name, 256));
+    Ok(line(out, format, &view::outcome(name, outcome, dry_run), text)?)
 }
 
 async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -215,34 +217,22 @@ async fn show(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl 
     if format.json {
         return Ok(json_line(out, &view(name, Ok(&schedule), now))?);
     }
-    let mut line = |what: &str, text: String| writeln!(out, "{what:<10} {}", printable(&text, 4_000));
-    line("name", schedule.name.clone())?;
-    line("schedule", schedule.schedule.to_string())?;
-    if let Some(jitter) = schedule.document.get("jitter_ms") {
-        line("jitter", format!("{jitter} ms"))?;
-    }
-    let (overlap, missed) = (schedule.schedule.overlap_policy(), schedule.schedule.missed_policy());
-    line("overlap", overlap.word().into())?;
-    line("missed", missed.word().into())?;
-    if let Some(job) = schedule.document.get("job") {
-        line("job", job.clone().into_relaxed_extjson().to_string())?;
-    }
-    if let Some(namespace) = &schedule.namespace {
-        line("namespace", namespace.clone())?;
-    }
-    if let Some(paused) = pause_of(&schedule) {
-        line("state", paused)?;
-    }
-    if let Some(skipped) = skipped_of(&schedule) {
-        line("skipped", skipped)?;
-    }
-    for next in schedule.next_runs(now, SHOWN_NEXT) {
-        line("next run", moment(next))?;
-    }
-    for run in schedule.runs.iter().rev() {
-        line("run", run_of(run))?;
-    }
-    Ok(())
+    let (what, stored) = (&schedule.schedule, |field| schedule.document.get(field));
+    let known = [
+        ("name", Some(schedule.name.clone())),
+        ("schedule", Some(what.to_string())),
+        ("jitter", stored("jitter_ms").map(|jitter| format!("{jitter} ms"))),
+        ("overlap", Some(what.overlap_policy().word().into())),
+        ("missed", Some(what.missed_policy().word().into())),
+        ("job", stored("job").map(|job| job.clone().into_relaxed_extjson().to_string())),
+        ("namespace", schedule.namespace.clone()),
+        ("state", pause_of(&schedule)),
+        ("skipped", skipped_of(&schedule)),
+    ];
+    let known = known.into_iter().filter_map(|(field, text)| Some((field, text?)));
+    let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(|at| ("next run", moment(at)));
+    let runs = schedule.runs.iter().rev().map(|run| ("run", run_of(run)));
+    Ok(fields(out, NAMES, known.chain(next).chain(runs).map(|(field, text)| (field, printable(&text, 4_000))))?)
 }
 
 fn run_of(run: &Run) -> String {
@@ -274,7 +264,7 @@ async fn remove(names: &[String], dry_run: bool, format: Format, connect: &Conne
 }
 
 async fn apply(args: ApplyArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let unknown = if args.custom_policy { UnknownPolicies::Accept } else { UnknownPolicies::Refuse };
+    let unknown = unknown_policies(args.custom_policy);
     let wanted = schedules_file::load(&args.file, unknown).context(Exit::Config)?;
     let store = connected(connect, NAME, args.dry_run).await?;
     let wanted = wanted.with_defaults(&store.class_defaults().await?, unknown).context(Exit::Config)?;

@@ -65,13 +65,11 @@ pub(super) fn line(out: &mut impl Write, format: Format, view: &impl Serialize, 
     if format.json { json_line(out, view) } else { writeln!(out, "{text}") }
 }
 
-/// Width of the names in front of texts, in characters.
-const NAMES: usize = 12;
-
-/// Writes what is known about one thing for people, one text per line with its name. An empty text is left out.
-pub(super) fn fields<N: Display>(out: &mut impl Write, fields: impl IntoIterator<Item = (N, String)>) -> io::Result<()> {
+/// Writes the fields of one thing for people, each on a line: its name, with this width in characters, and its text. A field without a text is
+/// left out.
+pub(super) fn fields<N: Display>(out: &mut impl Write, width: usize, fields: impl IntoIterator<Item = (N, String)>) -> io::Result<()> {
     let mut known = fields.into_iter().filter(|(_, text)| !text.is_empty());
-    known.try_for_each(|(name, text)| writeln!(out, "{name:<NAMES$} {text}"))
+    known.try_for_each(|(name, text)| writeln!(out, "{name:<width$} {text}"))
 }
 
 /// What a change of something that has a name has done, for programs.
@@ -111,6 +109,11 @@ pub(super) fn extended(value: impl Into<Bson>) -> Value {
 /// Serializes a date as the database has it.
 pub(super) fn date<S: Serializer>(at: &(impl Into<Option<Instant>> + Copy), to: S) -> Result<S::Ok, S::Error> {
     extended((*at).into().map(bson::DateTime::from_chrono)).serialize(to)
+}
+
+/// What precedes the outcome of a dry run, for people.
+pub(super) fn dry(dry_run: bool) -> &'static str {
+    if dry_run { "(dry run) " } else { "" }
 }
 
 /// The texts of these things.

@@ -37,10 +37,7 @@ pub(super) async fn until_ended(
                 return Err(gone.into());
             }
             if format.json {
-                document_line(
-                    out,
-                    doc! { "id": id.to_string(), "state": Stage::Done.word(), "why": FinishReason::DONE.as_str(), "result": Bson::Null, "kept": false },
-                )?;
+                write_json(out, id, FinishReason::DONE.as_str(), doc! { "result": Bson::Null, "kept": false })?;
             } else {
                 writeln!(std::io::stderr(), "{id} succeeded; nothing of it is kept")?;
             }
@@ -71,13 +68,8 @@ fn write_end(id: JobId, stored: &StoredJob, format: Format, out: &mut impl Write
     let result = document.get("result").cloned().unwrap_or(Bson::Null);
     let failure = if is_done { None } else { failure_in(&document) };
     if format.json {
-        let state = Stage::of_end(&FinishReason::custom(why)).word();
-        let mut line = doc! { "id": id.to_string(), "state": state, "why": why };
-        match &failure {
-            None => drop(line.insert("result", result)),
-            Some(failure) => drop(line.insert("failure", failure.clone())),
-        }
-        document_line(out, line)?;
+        let what = failure.as_ref().map_or_else(|| doc! { "result": result }, |failure| doc! { "failure": failure.clone() });
+        write_json(out, id, why, what)?;
     } else if is_done && result != Bson::Null {
         writeln!(out, "{}", result.into_relaxed_extjson())?;
     }
@@ -89,6 +81,13 @@ fn write_end(id: JobId, stored: &StoredJob, format: Format, out: &mut impl Write
     let (class, message) = (text("class"), text("message"));
     let said = if class.is_empty() { String::new() } else { format!(": {}: {}", printable(&class, 80), printable(&message, 400)) };
     Err(anyhow!("job {id} ended as `{}`{said}", printable(why, 80)).context(Exit::JobFailed))
+}
+
+/// Writes how a job has ended, for programs, with its result or failure.
+fn write_json(out: &mut impl Write, id: JobId, why: &str, what: Document) -> std::io::Result<()> {
+    let mut end = doc! { "id": id.to_string(), "state": Stage::of_end(&FinishReason::custom(why)).word(), "why": why };
+    end.extend(what);
+    document_line(out, end)
 }
 
 /// The failure of the last execution: its class, message and trace.

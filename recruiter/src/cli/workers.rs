@@ -12,14 +12,13 @@ use recruiter_common::{
     store::ConnectArgs,
     workers::{Answer, Asked, Chosen, WorkerChange},
 };
-use serde_json::json;
 
 use super::{
+    change::{Outcome, Process},
     connected_to_change,
     exit::usage,
     limits::this_operator,
     output::{Format, printable},
-    view::{json_line, or_dash},
 };
 
 const EXAMPLES: &str = "\
@@ -92,23 +91,12 @@ pub(super) async fn run(command: WorkersCommand, connect: &ConnectArgs, out: &mu
     let answers = store.workers().change(change, &chosen, &by, args.dry_run).await?;
     let mut refused = 0;
     for answer in &answers {
-        let text = message(change, answer, args.dry_run);
-        refused += usize::from(answer.asked.is_refused());
-        if args.format.json {
-            let (host, asked) = (&answer.hostname, answer.asked.word());
-            let id = answer.worker.to_string();
-            json_line(
-                out,
-                &json!({ "id": id, "hostname": host, "pid": answer.pid, "outcome": asked, "message": text, "dry_run": args.dry_run }),
-            )?;
-        } else if answer.asked.is_refused() {
-            out.flush()?;
-            writeln!(std::io::stderr(), "{}: {text}", answer.worker)?;
-        } else {
-            let pid = or_dash(answer.pid);
-            let dry = if args.dry_run { "(dry run) " } else { "" };
-            writeln!(out, "{} ({}:{pid}): {dry}{text}", answer.worker, printable(&answer.hostname, 64))?;
-        }
+        let is_refused = answer.asked.is_refused();
+        refused += usize::from(is_refused);
+        let process = Process { hostname: answer.hostname.clone(), pid: answer.pid };
+        let message = message(change, answer, args.dry_run);
+        let (id, outcome, dry_run) = (answer.worker.to_string(), answer.asked.word(), args.dry_run);
+        Outcome { id, process: Some(process), outcome, message, dry_run, new_id: None }.write(out, args.format, is_refused)?;
     }
     out.flush()?;
     match (&chosen, refused) {
