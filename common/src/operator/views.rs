@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use futures_util::TryStreamExt;
 use mongodb::options::Hint as IndexHint;
+use serde::Serialize;
 
 /// Maximum number of waiting jobs counted per group, which takes about a second.
 pub const COUNTED: u64 = 1_000_000;
@@ -22,7 +23,7 @@ pub const SAMPLED: usize = 10_000;
 const LEVELS: usize = RetryPolicies::DEEPEST * 4;
 
 /// Counts of the unlocked jobs of one group. A count of [`COUNTED`] means "at least".
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Waiting {
     /// Due and not started.
     pub queued: u64,

@@ -217,7 +217,7 @@ async fn show(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl 
     if format.json {
         return Ok(json_line(out, &view(name, Ok(&schedule), now))?);
     }
-    let (what, stored) = (&schedule.schedule, |field| schedule.document.get(field));
+    let (what, stored) = (&schedule.schedule, |field: &str| schedule.document.get(field));
     let known = [
         ("name", Some(schedule.name.clone())),
         ("schedule", Some(what.to_string())),
