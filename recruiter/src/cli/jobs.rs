@@ -34,7 +34,7 @@ use super::{
     revise::NewContent,
     view::{Row, Stored, document_line, extended, fields, id_in, json_line, left, or_dash, print, right, with_state},
     wait::until_ended,
-    why::said,
+    why::why_to_document,
 };
 
 /// Width of the names of fields, in characters.
@@ -302,7 +302,7 @@ async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl W
     let (job, now) = (Job::try_from(stored.document), store.now());
     if format.json {
         let mut view = view(job, now);
-        view.document["held"] = held.as_ref().map(said).map_or(Value::Null, extended);
+        view.document["held"] = held.as_ref().map(why_to_document).map_or(Value::Null, extended);
         return Ok(json_line(out, &view)?);
     }
     match job {
@@ -382,18 +382,18 @@ fn log_line(line: &LogLine) -> String {
 
 /// The policy, with any error in its parameters: a worker ignores an unknown parameter.
 fn retry_policy(policy: &StoredPolicy) -> String {
-    let mut said = printable(&policy.class, 256);
+    let mut text = printable(&policy.class, 256);
     if policy.parameters != Bson::Null {
-        said.push(' ');
-        said.push_str(&printable(&policy.parameters.clone().into_relaxed_extjson().to_string(), 400));
+        text.push(' ');
+        text.push_str(&printable(&policy.parameters.clone().into_relaxed_extjson().to_string(), 400));
     }
     match RetryPolicies::default().check(policy) {
         Err(problem) if problem.unknown_class().is_none() => {
-            said.push_str(&format!(" ({})", printable(&problem.to_string(), 400)));
+            text.push_str(&format!(" ({})", printable(&problem.to_string(), 400)));
         }
         Ok(()) | Err(_) => {}
     }
-    said
+    text
 }
 
 /// Counts of the outcomes of a bundle's items, as text.

@@ -72,9 +72,9 @@ pub(super) async fn warn_of_unmet(store: &Store, needs: &Needs) {
         }
     }
     if !needs.limits.is_empty()
-        && let Ok(settings) = store.settings().await
+        && let Ok(stored) = store.settings().await
     {
-        let undefined = needs.limits.iter().filter(|name| settings.limit_of(name).is_none() && settings.invalid_for(name).is_none());
+        let undefined = needs.limits.iter().filter(|name| stored.limit_of(name).is_none() && stored.invalid_for(name).is_none());
         reasons.extend(undefined.map(|name| {
             let name = printable(name, 80);
             format!("there is no limit `{name}`; the job waits until `recruiter limits set {name}` defines it")

@@ -25,7 +25,7 @@ use super::{
     output::{Format, printable},
     roster::write_overdue,
     view::{Row, Screen, date, extended, json_line, left, or_dash, right, table},
-    why::said,
+    why::why_to_document,
 };
 
 /// Period for which archived jobs are read.
@@ -61,7 +61,7 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
     let leader = situation.leader();
     let pairs: BTreeSet<(&str, &str)> = lanes.iter().map(|lane| (lane.group.as_str(), lane.class.as_str())).collect();
     let untaken = pairs.into_iter().map(|(group, class)| Lane::new(group, class));
-    let untaken: Vec<Held> = untaken.filter_map(|lane| Some(Held::of(&lane, situation.why_not_taken(&lane)?))).collect();
+    let untaken: Vec<Blocked> = untaken.filter_map(|lane| Some(Blocked::of(&lane, situation.why_not_taken(&lane)?))).collect();
     let held = held(&situation, &lanes, &store.policies_of_due_jobs(&lanes, SAMPLE).await?, &untaken);
     let unrescued = situation.workers().0.iter().filter(|worker| worker.is_overdue()).count();
     let statistics = Statistics::of(now, &waiting, &running, &finished, &not_kept);
@@ -79,34 +79,34 @@ pub(super) async fn run(args: StatsArgs, connect: &ConnectArgs, out: &mut impl W
 
 /// A lane whose due jobs cannot start, and why.
 #[derive(Clone, Debug, PartialEq)]
-struct Held {
+struct Blocked {
     lane: Lane,
     why: Why,
 }
 
-impl Held {
+impl Blocked {
     fn of(lane: &Lane, why: Why) -> Self {
         Self { lane: lane.clone(), why }
     }
 }
 
-impl Serialize for Held {
+impl Serialize for Blocked {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut held = doc! { "group": &self.lane.group, "class": &self.lane.class, "gate": &self.lane.gate };
-        held.extend(said(&self.why));
-        extended(held).serialize(to)
+        let mut blocked = doc! { "group": &self.lane.group, "class": &self.lane.class, "gate": &self.lane.gate };
+        blocked.extend(why_to_document(&self.why));
+        extended(blocked).serialize(to)
     }
 }
 
 /// Why the due jobs of these lanes do not start: each kind of jobs, those with the same lane and the same retry policies, is judged by its
 /// first job. What is about to start is left out, and those whose class or group no worker takes are listed elsewhere.
-fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<String>)], untaken: &[Held]) -> Vec<Held> {
-    let mut held: Vec<Held> = lanes.iter().filter_map(|lane| Some(Held::of(lane, situation.why_refused(lane)?))).collect();
+fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<String>)], untaken: &[Blocked]) -> Vec<Blocked> {
+    let mut held: Vec<Blocked> = lanes.iter().filter_map(|lane| Some(Blocked::of(lane, situation.why_refused(lane)?))).collect();
     let mut kinds: BTreeMap<(Lane, &BTreeSet<String>), Vec<&ScheduledJob>> = BTreeMap::new();
     for (job, policies) in due {
         kinds.entry((job.lane(), policies)).or_default().push(job);
     }
-    let refused: BTreeSet<Lane> = held.iter().map(|held| held.lane.clone()).collect();
+    let refused: BTreeSet<Lane> = held.iter().map(|blocked| blocked.lane.clone()).collect();
     let is_untaken = |lane: &Lane| untaken.iter().any(|other| other.lane.group == lane.group && other.lane.class == lane.class);
     for ((lane, policies), jobs) in &kinds {
         let not_yet = || {
@@ -121,7 +121,7 @@ fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<St
         };
         let why = situation.why_unknown(lane, policies).or_else(not_yet);
         for why in [situation.why_no_leader(), why].into_iter().flatten() {
-            let one = Held::of(lane, why);
+            let one = Blocked::of(lane, why);
             if !held.contains(&one) {
                 held.push(one);
             }
@@ -131,11 +131,11 @@ fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<St
 }
 
 /// Writes each reason once, with the groups of the jobs that wait for it.
-fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
+fn write_held(out: &mut impl Write, held: &[Blocked]) -> std::io::Result<()> {
     let mut reasons: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     // The last line says who leads.
-    for held in held.iter().filter(|held| held.why.reason != Reason::NoRecruiter) {
-        reasons.entry(&held.why.text).or_default().insert(&held.lane.group);
+    for Blocked { lane, why } in held.iter().filter(|blocked| blocked.why.reason != Reason::NoRecruiter) {
+        reasons.entry(&why.text).or_default().insert(&lane.group);
     }
     let reasons = reasons.into_iter().map(|(text, groups)| {
         let groups: Vec<&str> = groups.into_iter().collect();
@@ -145,8 +145,8 @@ fn write_held(out: &mut impl Write, held: &[Held]) -> std::io::Result<()> {
 }
 
 /// Writes each reason once.
-fn write_untaken(out: &mut impl Write, untaken: &[Held], are_all: bool) -> std::io::Result<()> {
-    let reasons: BTreeSet<&str> = untaken.iter().map(|held| held.why.text.as_str()).collect();
+fn write_untaken(out: &mut impl Write, untaken: &[Blocked], are_all: bool) -> std::io::Result<()> {
+    let reasons: BTreeSet<&str> = untaken.iter().map(|blocked| blocked.why.text.as_str()).collect();
     let reasons = reasons.into_iter().map(|reason| format!("jobs cannot start: {reason}"));
     write_first(out, reasons.collect(), |more| format!("jobs cannot start: {more} more classes or groups without a worker"))?;
     if !are_all {
@@ -166,7 +166,7 @@ fn write_first(out: &mut impl Write, lines: Vec<String>, more_of_them: impl Fn(u
 
 /// Statistics of one group, or of all.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Group {
+struct GroupStatistics {
     /// `None`: of all groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -187,7 +187,7 @@ struct Group {
     execution_ms: Times,
 }
 
-impl Group {
+impl GroupStatistics {
     fn add(&mut self, job: &Finished) {
         let count = if job.why == FinishReason::DONE {
             &mut self.done
@@ -246,12 +246,12 @@ struct Statistics {
     /// Period in which the jobs ended of which nothing was kept.
     not_kept_window_ms: i64,
     counted_up_to: u64,
-    total: Group,
-    groups: Vec<Group>,
+    total: GroupStatistics,
+    groups: Vec<GroupStatistics>,
     leader: Option<String>,
     unrescued_workers: usize,
-    untaken: Vec<Held>,
-    held: Vec<Held>,
+    untaken: Vec<Blocked>,
+    held: Vec<Blocked>,
 }
 
 impl Statistics {
@@ -266,7 +266,7 @@ impl Statistics {
         let oldest = finished.iter().map(|job| job.ended_at).min().filter(|_| newest_only);
         let period = oldest.map_or(PERIOD, |oldest| (at - oldest).clamp(TimeDelta::milliseconds(1), PERIOD));
         let not_kept_period = (at - not_kept.since).max(PERIOD);
-        let (mut groups, mut total): (BTreeMap<&String, Group>, Group) = Default::default();
+        let (mut groups, mut total): (BTreeMap<&String, GroupStatistics>, GroupStatistics) = Default::default();
         for (name, counts) in waiting {
             let Waiting { queued, overdue, postponed, waits } = *counts;
             groups.entry(name).or_default().waiting = *counts;
@@ -291,8 +291,8 @@ impl Statistics {
             let milliseconds = u32::try_from(period.num_milliseconds()).unwrap_or(u32::MAX);
             f64::from(u32::try_from(count).unwrap_or(u32::MAX)) * 100_000.0 / f64::from(milliseconds)
         };
-        let per_second = |group: &Group| (rate(group.done, period) + rate(group.not_kept, not_kept_period)).round() / 100.0;
-        let with_rate = |name, group| Group { name, done_per_second: per_second(&group), ..group };
+        let per_second = |group: &GroupStatistics| (rate(group.done, period) + rate(group.not_kept, not_kept_period)).round() / 100.0;
+        let with_rate = |name, group| GroupStatistics { name, done_per_second: per_second(&group), ..group };
         Self {
             at,
             window_ms: period.num_milliseconds(),
@@ -308,7 +308,7 @@ impl Statistics {
     /// Writes two tables: the current state, and the jobs that ended in the window.
     fn write(&self, out: &mut impl Write, screen: Screen) -> std::io::Result<()> {
         let count = |count: u64| if count >= COUNTED { format!("{count}+") } else { count.to_string() };
-        let name = |group: &Group| group.name.as_ref().map_or_else(|| "(all)".into(), |name| printable(name, 64));
+        let name = |group: &GroupStatistics| group.name.as_ref().map_or_else(|| "(all)".into(), |name| printable(name, 64));
         let groups = || self.groups.iter().chain([&self.total]);
         let present = groups().map(|group| {
             let Waiting { queued, overdue, postponed, waits } = group.waiting;

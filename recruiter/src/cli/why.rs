@@ -24,7 +24,7 @@ pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &
     if format.json {
         let holders: Vec<Document> = why.holders.iter().map(holder_to_document).collect();
         let mut document = doc! { "id": id.to_string() };
-        document.extend(said(&why));
+        document.extend(why_to_document(&why));
         document.insert("holders", holders);
         return Ok(document_line(out, document)?);
     }
@@ -38,7 +38,7 @@ pub(super) async fn run_for_group(group: &str, format: Format, connect: &Connect
     let WhyGroup { reasons, is_complete, .. } = store.why_group(group).await?;
     if format.json {
         let with_count = |(why, jobs): &(_, u64)| {
-            let mut document = said(why);
+            let mut document = why_to_document(why);
             document.insert("jobs", i64::try_from(*jobs).unwrap_or(i64::MAX));
             document
         };
@@ -59,6 +59,6 @@ pub(super) async fn run_for_group(group: &str, format: Format, connect: &Connect
 }
 
 /// A reason, for programs.
-pub(super) fn said(why: &Why) -> Document {
+pub(super) fn why_to_document(why: &Why) -> Document {
     doc! { "reason": why.reason.name(), "text": &why.text, "until": why.until.map(bson::DateTime::from_chrono) }
 }
