@@ -63,6 +63,15 @@ macro_rules! workable {
     };
 }
 
+/// Asserts what no disturbance excuses: that a job was not lost and not done twice, that an attempt counts or does not, a limit, an order.
+/// `tests/run` gives such a failure no second chance.
+#[macro_export]
+macro_rules! promise {
+    ($kept:expr, $($broken:tt)+) => {
+        assert!($kept, "broken promise: {}", format_args!($($broken)+))
+    };
+}
+
 /// Whether `RECRUITER_TEST_LENGTH=full` is set: then the failure suites repeat faults more often, and keep up outages for longer.
 pub fn full_length() -> bool {
     std::env::var_os("RECRUITER_TEST_LENGTH").is_some_and(|length| length == "full")

@@ -16,6 +16,7 @@ use recruiter_tests::{
     full_length,
     ledger::Entry,
     oracle::{Findings, Policy},
+    promise,
     report::Row,
     world::{Role, World},
 };
@@ -92,7 +93,7 @@ async fn jobs_ahead_of_a_worker_that_is_killed_are_neither_lost_nor_counted() {
         let recovery = killed.elapsed();
         for job in ahead {
             let (why, attempts, classes) = end_of(&world, job).await;
-            assert_eq!((why.as_str(), attempts, classes), ("done", 1, vec!["none".to_owned()]), "{job}");
+            promise!((why.as_str(), attempts, &classes[..]) == ("done", 1, &["none".to_owned()]), "{job}: {why} {attempts} {classes:?}");
         }
         row.add(world.judge().await, recovery);
     }

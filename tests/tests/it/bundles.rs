@@ -22,6 +22,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     oracle::number,
     processes::{Process, Setup, System, mentioning},
+    promise,
     wait::{SOON, wait_until},
     workable,
 };
@@ -422,7 +423,7 @@ async fn a_worker_that_stops_hands_the_rest_back_whatever_the_policy() {
     let worker = Setting::worker(&setting.database, &setting.notes, &[]);
     let job = setting.database.archived(never).await;
     assert_eq!(summaries(&job), [failed, "done", "interrupted interrupted", "done"]);
-    assert_eq!((number(&job, "attempts"), number(&job, "interruptions")), (2, 1));
+    promise!((number(&job, "attempts"), number(&job, "interruptions")) == (2, 1), "an interruption counts: {job}");
     wait_until(SOON, "the hook was called", async || setting.notes.take().contains(&"success 3".to_owned())).await;
     local::stop([worker, setting.recruiter]).await;
 }
@@ -544,9 +545,9 @@ async fn however_often_its_workers_end_a_bundle_goes_on_where_it_was() {
         let recorded: Vec<usize> =
             outcomes.iter().enumerate().filter(|(_, outcome)| !is_pending(outcome)).map(|(index, _)| index).collect();
         let before = programs.lines().len();
-        assert_eq!(recorded, (0..recorded.len()).collect::<Vec<_>>(), "in order");
+        promise!(recorded.iter().copied().eq(0..recorded.len()), "out of order: {recorded:?}");
         let lost = programs.entered().len() - recorded.len();
-        assert!(kill || lost == 0, "a stop loses {lost} outcomes, {ends:?}");
+        promise!(kill || lost == 0, "a stop loses {lost} outcomes, {ends:?}");
         entered_again += lost;
         system.workers.push(Process::on(&database, "recruiter-worker", &programs.worker_arguments()));
         wait_until(SOON, "the next run has begun", async || programs.lines().len() > before || raw_outcomes(&database, id).await.is_none())

@@ -1,6 +1,10 @@
 //! The harness does what the other tests rely on.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use bson::{Document, doc, oid::ObjectId};
 use mongodb::Client;
@@ -10,6 +14,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     mongo::{PASSWORD, TestDatabase, mongod_with_access_control},
     oracle::Policy,
+    promise,
     wait::{SOON, wait_for, wait_until},
     world::{Role, World},
 };
@@ -76,6 +81,23 @@ async fn access_control_keeps_strangers_out() {
     database.raw("things").insert_one(doc! {}).await.unwrap();
     let stranger = Client::with_uri_str(mongo.uri()).await.unwrap().database(database.name());
     stranger.run_command(insert()).await.unwrap_err();
+}
+
+/// This test is also the one that fails: `tests/run` runs it by itself.
+#[test]
+fn a_broken_promise_gets_no_second_chance_and_bad_luck_does() {
+    const FAILS: &str = "RECRUITER_TEST_FAILS";
+    if let Ok(how) = std::env::var(FAILS) {
+        promise!(how != "promise", "a job ran twice");
+        panic!("a job took long");
+    }
+    for (how, retried) in [("promise", 0), ("luck", 1)] {
+        let mut run = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("run"));
+        run.arg(std::env::current_exe().unwrap()).args(["--exact", "harness::a_broken_promise_gets_no_second_chance_and_bad_luck_does"]);
+        let ended = run.env(FAILS, how).env_remove("RECRUITER_TEST_CHANCES").env_remove("RECRUITER_TEST_RETRIED").output().unwrap();
+        let said = String::from_utf8(ended.stdout).unwrap();
+        assert!(ended.status.code() == Some(101) && said.contains(&format!("\nretried: {retried}\n")), "{said}");
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use recruiter_tests::{
     local::prepared,
     mongo::TestDatabase,
     oracle::Policy,
+    promise,
     proxy::Proxy,
     wait::{SOON, best_of_three, wait_for},
     world::{Role, World},
@@ -267,7 +268,7 @@ async fn a_group_has_a_limit_from_a_plain_document() {
     settings_are_known(&world).await;
     let two = async || {
         let most = most_of_ten().await;
-        assert!(most <= 2, "{most} at a time");
+        promise!(most <= 2, "{most} at a time");
         most == 2
     };
     world.wait_for("there are two at a time", two).await;

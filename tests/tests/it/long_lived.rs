@@ -20,6 +20,7 @@ use recruiter_tests::{
     mongosh::node,
     oracle::number,
     processes::{Process, is_alive},
+    promise,
     wait::{SOON, wait_for, wait_until},
 };
 use tempfile::TempDir;
@@ -485,7 +486,10 @@ async fn a_few_processes_run_many_jobs_of_many_classes() {
     let bundle = NewJob::bundle_of_class("echo", (0..20).map(|n| doc! { "n": n })).enqueue(&setting.store).await.unwrap().id;
     setting.database.until("archived", doc! {}, 51, "all are done").await;
     let done = setting.database.all("archived", doc! { "_id": { "$ne": bundle } }).await;
-    assert!(done.iter().all(|job| job.get_str("why").unwrap() == "done" && number(job, "attempts") == 1));
+    promise!(
+        done.iter().all(|job| job.get_str("why").unwrap() == "done" && number(job, "attempts") == 1),
+        "each is done at its first start"
+    );
     let pids: BTreeSet<u32> = done.iter().map(pid).collect();
     assert!((4..=6).contains(&pids.len()), "{pids:?}: 15 jobs for each process");
     let bundle = setting.database.archived(bundle).await;

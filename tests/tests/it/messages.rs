@@ -15,6 +15,7 @@ use recruiter_tests::{
     local::{connect_args, prepared, store},
     mongo::{TestDatabase, temporary},
     processes::Process,
+    promise,
     replica_set::ReplicaSet,
     wait::{SOON, wait_until},
 };
@@ -279,7 +280,7 @@ fn in_order(received: Vec<(String, i64)>) -> BTreeMap<String, i64> {
         wrong += u32::from(*next != n);
         *next = n + 1;
     }
-    assert_eq!(wrong, 0, "lost, repeated or out of order: {expected:?}");
+    promise!(wrong == 0, "lost, repeated or out of order: {expected:?}");
     expected
 }
 

@@ -9,6 +9,7 @@ use recruiter_tests::{
     effects::{Tally, Trial, endure},
     local::{self, Local, prepared},
     oracle::number,
+    promise,
     wait::{SOON, wait_until},
     workable,
 };
@@ -24,7 +25,8 @@ async fn effects_happen_once_for_each_job_whatever_is_killed() {
     println!("{outcome}");
     assert_eq!(outcome.findings.all(), Vec::<String>::new());
     let Tally { blows, jobs, once, lost, doubled } = outcome.tally;
-    assert_eq!((blows, once, lost, doubled), (20, jobs, 0, 0));
+    promise!((once, lost, doubled) == (jobs, 0, 0), "effects of {jobs} jobs: {once} once, {lost} lost, {doubled} doubled");
+    assert_eq!(blows, 20);
 }
 
 #[expect(clippy::disallowed_methods, reason = "a collection of the application")]

@@ -28,6 +28,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     mongosh,
     processes::{Setup, System},
+    promise,
     wait::{SOON, wait_until},
     workable,
 };
@@ -677,7 +678,8 @@ async fn a_job_that_runs_once_more_never_runs_beside_itself() {
     }
     // Much sooner than the sweep, which no cleaner makes here.
     database.until("archived", doc! { "why": "done" }, new, "all are done").await;
-    assert_eq!((seen.executions.load(Ordering::SeqCst), seen.most.load(Ordering::SeqCst)), (new, 1));
+    let (executions, most) = (seen.executions.load(Ordering::SeqCst), seen.most.load(Ordering::SeqCst));
+    promise!((executions, most) == (new, 1), "{executions} executions of {new} jobs, {most} at a time");
     // A retry of a job that is unique while it waits collides with no other.
     let waiting = |fails| Index { fails }.as_job().retry(&again(3)).unique(Unique::by_key("w").while_waiting());
     let mut first = vec![enqueue(&store, waiting(2)).await.id];
