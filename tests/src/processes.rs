@@ -4,7 +4,7 @@ use std::{
     env,
     fmt::Debug,
     fs,
-    io::Read,
+    io::{self, Read, Write as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
@@ -21,11 +21,33 @@ use nix::{
     unistd::Pid,
 };
 use recruiter_common::shutdown::pause;
+use tempfile::TempDir;
 
 use crate::{
     mongo::TestDatabase,
     wait::{SOON, wait_until},
 };
+
+/// A directory for sockets, whose paths have at most 107 bytes: below `TMPDIR` if that leaves room for their names.
+pub fn directory_for_sockets() -> TempDir {
+    let parent = if env::temp_dir().as_os_str().len() < 48 { env::temp_dir() } else { "/tmp".into() };
+    tempfile::tempdir_in(parent).expect("the temporary directory is writable")
+}
+
+/// Says on standard error why a test is skipped: that is shown also of a test that passes.
+pub fn skipped(why: &str) {
+    let _ = writeln!(io::stderr(), "skipped: {why}");
+}
+
+/// Whether this command succeeds here. Otherwise its test is skipped.
+pub fn can_run(command: &[&str]) -> bool {
+    let ended = Command::new(command[0]).args(&command[1..]).stdin(Stdio::null()).output();
+    let can = ended.is_ok_and(|ended| ended.status.success());
+    if !can {
+        skipped(&format!("a test needs `{}`, which fails here", command.join(" ")));
+    }
+    can
+}
 
 /// Maximum duration of a clean stop: more than the default drain of any process.
 const STOP_WITHIN: Duration = SOON;

@@ -29,7 +29,7 @@ use recruiter_tests::{
     local::{self, Local},
     mongo::{TestDatabase, own_mongod},
     oracle::Policy,
-    processes::Process,
+    processes::{Process, can_run},
     report::Row,
     wait::wait_until,
     world::{Role, World},
@@ -111,6 +111,9 @@ async fn stop(container: &mut Process) {
 /// finds something else at process 1, and one in a container that finds no process.
 #[tokio::test]
 async fn no_worker_is_gone_for_a_cleaner_that_cannot_see_its_process() {
+    if !can_run(&[&CONTAINER[..], &["true"]].concat()) {
+        return;
+    }
     let mut world = World::new().await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &["--dead-after", "8s"], &[]);

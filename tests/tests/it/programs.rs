@@ -21,7 +21,7 @@ use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     oracle::number,
-    processes::{Process, binary},
+    processes::{Process, binary, skipped},
     promise,
     wait::{SOON, wait_until},
 };
@@ -246,7 +246,7 @@ async fn a_worker_raises_its_soft_limit_of_open_files() {
 #[tokio::test]
 async fn a_program_that_the_machine_cannot_start_costs_its_job_nothing() {
     if !getuid().is_root() {
-        eprintln!("skipped: a worker hides its credentials, and with them its files and their limit, from all but root");
+        skipped("a worker hides its credentials, and with them its files and their limit, from all but root");
         return;
     }
     let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
