@@ -8,7 +8,7 @@ use recruiter_common::{
     ids::{LeaseTerm, RoundId},
     store::{Channel, Hint, HintsAt, Listener},
 };
-use recruiter_tests::{local::store, wait::wait_until};
+use recruiter_tests::{local::store, processes::directory_for_sockets, wait::wait_until};
 
 use crate::setting::{SOON, Setting, give};
 
@@ -37,8 +37,7 @@ async fn hears(listener: Listener, concerning: &[Hint], others: &[Hint]) {
 
 #[tokio::test]
 async fn a_worker_connects_to_the_latest_leader_if_that_is_on_its_machine() {
-    // The path of a socket must be short.
-    let (setting, directory) = (Setting::new().await, tempfile::tempdir_in("/tmp").unwrap());
+    let (setting, directory) = (Setting::new().await, directory_for_sockets());
     let leader = &setting.store;
     let hints = leader.hints(Listener::Recruiter);
     let at = HintsAt { directory: Some(directory.path().to_owned()), address: None };

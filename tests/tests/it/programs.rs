@@ -25,6 +25,7 @@ use recruiter_tests::{
     promise,
     wait::{SOON, wait_until},
 };
+use serde_json::json;
 
 async fn archived(database: &TestDatabase) -> Vec<Document> {
     database.all("archived", doc! {}).await
@@ -87,13 +88,9 @@ async fn a_class_runs_as_many_jobs_at_a_time_as_its_workables_file_says() {
     let (database, directory) = (TestDatabase::new().await, tempfile::tempdir().unwrap());
     let (log, go) = (directory.path().join("log"), directory.path().join("go"));
     let class = |name: &str, more: &str| {
-        let script = format!(
-            "echo begin {name} $PPID $(date +%s%N) >> '{log}'; while ! [ -e '{go}' ]; do sleep 0.1; done; \
-             echo end {name} $PPID $(date +%s%N) >> '{log}'",
-            log = log.display(),
-            go = go.display()
-        );
-        format!("[workables.{name}]\ncommand = [\"sh\", \"-c\", \"{script}\"]\n{more}\n")
+        let note = |event: &str| format!("echo {event} {name} $PPID $(date +%s%N) >> \"$0\"");
+        let script = format!("{}; while ! [ -e \"$1\" ]; do sleep 0.1; done; {}", note("begin"), note("end"));
+        format!("[workables.{name}]\ncommand = {}\n{more}\n", json!(["sh", "-c", script, log, go]))
     };
     let config = workables(directory.path(), &[class("convert", "concurrency = 2"), class("other", "")].concat());
     let args = ["--config", &config, "--concurrency", "6"];
@@ -376,9 +373,8 @@ async fn relative_paths_start_at_the_workables_file() {
     fs::set_permissions(directory.path().join("show"), fs::Permissions::from_mode(0o755)).unwrap();
     workables(directory.path(), "[workables.show]\ncommand = [\"./show\", \"data.txt\"]\n");
     let _recruiter = recruiter(&database);
-    let script = format!("cd '{}/..'; exec \"$@\"", directory.path().display());
     let relative = format!("{}/workables.toml", directory.path().file_name().unwrap().to_str().unwrap());
-    let _worker = worker_by(&script, &database, &["--config", &relative]);
+    let _worker = worker_by("cd \"${TMPDIR:-/tmp}\"; exec \"$@\"", &database, &["--config", &relative]);
     enqueue(&database, "show", 1).await;
     assert_eq!(until_archived(&database, 1).await[0].get_str("result").unwrap(), "beside the file");
 }

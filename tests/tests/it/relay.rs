@@ -43,8 +43,7 @@ struct Setting {
 impl Setting {
     async fn new() -> Self {
         let database = TestDatabase::new().await;
-        // The path of a socket must be short.
-        Self { store: store(&database).await, database, directory: tempfile::tempdir_in("/tmp").unwrap() }
+        Self { store: store(&database).await, database, directory: processes::directory_for_sockets() }
     }
 
     fn recruiter(&self, flags: &[&str]) -> Process {

@@ -9,7 +9,7 @@ use recruiter_tests::{
     ledger::LEDGER,
     local::{Local, store},
     mongo::TestDatabase,
-    processes::Process,
+    processes::{Process, directory_for_sockets},
     wait::{SOON, wait_until},
 };
 use tempfile::TempDir;
@@ -26,8 +26,7 @@ struct Manager {
 
 impl Manager {
     fn new() -> Self {
-        // The path of a socket must be short.
-        let directory = tempfile::tempdir_in("/tmp").unwrap();
+        let directory = directory_for_sockets();
         let socket = UnixDatagram::bind(directory.path().join("notify")).unwrap();
         socket.set_nonblocking(true).unwrap();
         Self { socket, directory, heard: Vec::new() }
