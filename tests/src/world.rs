@@ -359,6 +359,12 @@ impl World {
         self.database.raw("archived").find_one(doc! { "_id": job }).await.expect("MongoDB is there")
     }
 
+    /// Waits for the end of a job that is enqueued now: what could be done before it has been, or is not done.
+    pub async fn later_job(&self, job: NewJob) {
+        let later = self.enqueue(job, Policy::Never).await.expect("MongoDB is there");
+        self.wait_for("a later job is done", async || self.archived(later).await.is_some()).await;
+    }
+
     /// Number of documents in a collection that match.
     pub async fn count(&self, collection: &str, filter: Document) -> u64 {
         self.database.raw(collection).count_documents(filter).await.unwrap_or(0)

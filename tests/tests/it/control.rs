@@ -61,15 +61,16 @@ async fn a_quiet_worker_ends_its_jobs_and_takes_no_more_across_recruiters() {
     let led_again = doc! { "_id": "recruiter", "term": { "$gt": 1 } };
     let led_again = world.until(SOON, async |world| world.count("metadata", led_again.clone()).await == 1).await;
     assert!(led_again && world.until(SOON, async |world| cli(&world.database, &["stats"]).1.contains("\nleader: ")).await);
-    pause(Duration::from_millis(1_500)).await;
-    assert_eq!(world.begun().len(), 3, "{}", world.logs());
+    world.start(Role::Worker, &["--work-on", "later"], &[]);
+    world.later_job(Entry::lasting(0).in_group("later")).await;
+    assert_eq!(world.begun().len(), 3 + 1, "{}", world.logs());
     let (_, out, _) = cli(&world.database, &["roster"]);
     assert!(out.contains("quiet wanted by ada") && out.contains("0/5"), "{out}");
     let (_, out, _) = cli(&world.database, &["jobs", "why", &short[0].to_string()]);
     assert!(out.contains("is quiet or stops") && out.contains("recruiter workers resume"), "{out}");
     assert!(cli(&world.database, &["workers", "quiet", "--all"]).1.contains("is quiet already"));
     assert!(cli(&world.database, &["workers", "resume", "--host", &host]).1.contains("takes jobs again"));
-    world.wait_for("the others run", async || world.begun().len() == 13).await;
+    world.wait_for("the others run", async || world.begun().len() == 13 + 1).await;
     assert!(cli(&world.database, &["workers", "resume", "--all"]).1.contains("is not quiet"));
     world.close().await;
 }
@@ -126,7 +127,10 @@ async fn a_worker_reads_what_is_wanted_without_a_hint_and_stays_quiet_when_it_re
     world.wait_for("it is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
     let roster = world.database.raw("roster");
     roster.update_one(doc! {}, doc! { "$set": { "wanted": "rest" } }).await.unwrap();
-    pause(Duration::from_millis(600)).await;
+    for _ in 0..2 {
+        let seen = doc! { "last_seen_at": roster.find_one(doc! {}).await.unwrap().unwrap().get("last_seen_at") };
+        world.wait_for("a heartbeat", async || world.count("roster", seen.clone()).await == 0).await;
+    }
     assert_eq!(world.count("roster", doc! { "available": true }).await, 1, "a word that it does not know");
     roster.update_one(doc! {}, doc! { "$set": { "wanted": "quiet", "wanted_by": "ada" } }).await.unwrap();
     world.wait_for("it is quiet", async || world.count("roster", doc! { "available": false }).await == 1).await;
@@ -136,8 +140,9 @@ async fn a_worker_reads_what_is_wanted_without_a_hint_and_stays_quiet_when_it_re
     let again = doc! { "_id": { "$ne": first }, "wanted": "quiet", "wanted_by": "ada", "available": false };
     world.wait_for("it is back and quiet", async || world.count("roster", again.clone()).await == 1).await;
     let job = world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
-    pause(Duration::from_millis(700)).await;
-    assert_eq!(world.begun().len(), 0);
+    world.start(Role::Worker, &["--work-on", "later"], &[]);
+    world.later_job(Entry::lasting(0).in_group("later")).await;
+    assert!(!world.begun().contains(&job));
     world.store.workers().change(WorkerChange::Resume, &Chosen::All, "ada", false).await.unwrap();
     world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
 }

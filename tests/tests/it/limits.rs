@@ -366,29 +366,35 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
     let job = world.enqueue(Entry::lasting(0).limit("printer"), Policy::Never).await.unwrap();
     world.wait_for("the worker is there", async || world.count("roster", doc! { "available": true }).await == 1).await;
     let worker: WorkerId = world.database.raw("roster").find_one(doc! {}).await.unwrap().unwrap().get_object_id("_id").unwrap().into();
-    let assign = async |permit: Option<Permit>| {
+    let assign = async |job: JobId, permit: Option<Permit>| {
         let mut assignment = AssignedJobs::new(worker, vec![job]);
         assignment.permits.extend(permit.map(|permit| (job, permit)));
         world.store.publish(&Hint::Assigned { round: RoundId::new(), assignments: vec![assignment] }).await.unwrap();
     };
-    assign(None).await;
-    pause(Duration::from_millis(500)).await;
-    assert_eq!(world.begun().len(), 0);
-    assign(Some(Permit { gate: Some("scanner".into()), names: vec!["scanner#0".into()], ..Permit::default() })).await;
-    pause(Duration::from_millis(300)).await;
-    assert_eq!(world.begun().len(), 0, "it was replaced since the permit was given");
-    let of_another_group = Permit { gate: Some("printer".into()), names: vec!["@other#0".into(), "printer#0".into()], ..Permit::default() };
-    assign(Some(of_another_group)).await;
-    pause(Duration::from_millis(300)).await;
-    assert_eq!(world.begun().len(), 0, "it was moved to another group since then");
-    let valid = Permit { gate: Some("printer".into()), names: vec!["printer#0".into()], ..Permit::default() };
-    let is_done = async || {
-        // No recruiter repeats a hint that is lost.
-        assign(Some(valid.clone())).await;
-        pause(Duration::from_millis(100)).await;
-        world.archived(job).await.is_some()
+    let permit = |gate: &str, names: &[&str]| Permit {
+        gate: Some(gate.to_owned()),
+        names: names.iter().map(|name| (*name).to_owned()).collect(),
+        ..Permit::default()
     };
-    world.wait_for("it runs", is_done).await;
+    let runs = async |job: JobId| {
+        // No recruiter repeats a hint that is lost.
+        let is_done = async || {
+            assign(job, Some(permit("printer", &["printer#0"]))).await;
+            pause(Duration::from_millis(100)).await;
+            world.archived(job).await.is_some()
+        };
+        world.wait_for("it runs", is_done).await;
+    };
+    for (invalid, why) in [
+        (None, "it has none"),
+        (Some(permit("scanner", &["scanner#0"])), "it was replaced since the permit was given"),
+        (Some(permit("printer", &["@other#0", "printer#0"])), "it was moved to another group since then"),
+    ] {
+        assign(job, invalid).await;
+        runs(world.enqueue(Entry::lasting(0).limit("printer"), Policy::Never).await.unwrap()).await;
+        promise!(!world.begun().contains(&job), "it ran without a permit: {why}");
+    }
+    runs(job).await;
 }
 
 /// A noisy group with older jobs, and a group with three times its weight.

@@ -203,8 +203,8 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     let listed = cli(&world.database, &["pauses", "--json"]).1;
     assert!(listed.contains(r#""name":"line:a""#), "{listed}");
     assert!(cli(&world.database, &["pauses"]).1.contains("line:a: paused by halt_on_failure"));
-    pause(Duration::from_millis(900)).await;
-    assert!(world.archived(second).await.is_none(), "the line is halted");
+    world.later_job(Entry::lasting(0)).await;
+    promise!(world.archived(second).await.is_none(), "the line is halted");
     let (code, out, err) = cli(&world.database, &["jobs", "retry", &first.to_string()]);
     assert_eq!(code, 0, "{out}{err}");
     let again: JobId = world.archived(first).await.unwrap().get_object_id("retried_as").unwrap().into();
@@ -212,8 +212,8 @@ async fn a_failed_job_is_retried_in_its_place_before_its_line_goes_on() {
     assert_eq!(why(&world, second).await["reason"], "behind");
     assert!(cli(&world.database, &["resume", "line:a"]).1.contains("resumed"));
     world.wait_for("it fails again", async || world.archived(again).await.is_some()).await;
-    pause(Duration::from_millis(900)).await;
-    assert!(world.archived(second).await.is_none(), "halted again");
+    world.later_job(Entry::lasting(0)).await;
+    promise!(world.archived(second).await.is_none(), "halted again");
     assert!(cli(&world.database, &["resume", "line:a"]).1.contains("resumed"));
     world.wait_for("the line goes on", async || world.archived(second).await.is_some()).await;
     let (code, _, err) = cli(&world.database, &["enqueue", "--class", "entry", "--halt-on-failure"]);

@@ -1,9 +1,9 @@
 //! Notifications of the real binaries to the service manager: ready, and progress of their main loops.
 
-use std::{os::unix::net::UnixDatagram, path::Path, time::Duration};
+use std::{os::unix::net::UnixDatagram, path::Path};
 
 use bson::doc;
-use recruiter_common::{NewJob, shutdown::pause};
+use recruiter_common::NewJob;
 use recruiter_tests::{
     faults::NOTES,
     ledger::LEDGER,
@@ -110,7 +110,9 @@ async fn a_worker_inside_an_application_does_not_speak_for_it() {
     let mut manager = Manager::new();
     let mut process = manager.start(&database, "examples/faulty", &["worker"]);
     wait_until(SOON, "the worker is ready", async || process.stderr().contains("ready for work")).await;
-    pause(Duration::from_secs(1)).await;
+    let mut beside = Manager::new();
+    let _recruiter = beside.start(&database, "recruiter", &["run"]);
+    beside.hears("WATCHDOG=1", 3).await;
     process.terminate();
     assert!(process.wait_exit(SOON).await.success(), "{}", process.stderr());
     manager.listen();
