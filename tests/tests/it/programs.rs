@@ -282,12 +282,12 @@ async fn a_worker_that_is_out_of_files_still_keeps_its_memory_limit() {
 /// A program that writes the name of each signal that it hears to a file of the job's choice, and goes on for so long after it.
 const SIGNALLED: &str = r#"
 [workables.hears]
-command = ["sh", "-c", 'trap "echo TERM >> \"$0\"; exit 0" TERM; echo started > "$0"; sleep 600 & wait', "{file}"]
+command = ["sh", "-c", 'trap "echo TERM >> \"\$0\"; exit 0" TERM; echo started > "$0"; sleep 600 & wait', "{file}"]
 [workables.in-time]
-command = ["sh", "-c", 'trap "echo TERM >> \"$0\"; exit 0" TERM; echo started > "$0"; sleep 600 & wait', "{file}"]
+command = ["sh", "-c", 'trap "echo TERM >> \"\$0\"; exit 0" TERM; echo started > "$0"; sleep 600 & wait', "{file}"]
 timeout = "5s"
 [workables.deaf]
-command = ["sh", "-c", 'trap "echo TERM >> \"$0\"" TERM; echo started > "$0"; sleep 600 & while :; do wait; done', "{file}"]
+command = ["sh", "-c", 'trap "echo TERM >> \"\$0\"" TERM; echo started > "$0"; sleep 600 & while :; do wait; done', "{file}"]
 kill_after = "10m"
 "#;
 
