@@ -1,8 +1,8 @@
 //! The recruiter's lease: one document that the leader renews. At most one recruiter assigns at a time.
 //!
 //! - A standby takes over when it has observed the same renewal for the whole length of the lease, measured by its own monotonic clock. The
-//!   length is that of the holder, which the document contains, or that of the standby if it is longer. A standby takes over a released
-//!   lease at once.
+//!   length is that of the holder, which the document contains, or that of the standby if it is longer. A gap between two looks counts for
+//!   at most a third of it: a leader that stalled with the standby gets the time to renew. A standby takes over a released lease at once.
 //! - The holder trusts a renewal for two thirds of the lease. The time counts from before the request and includes the time for which the
 //!   machine sleeps. Therefore the holder begins no round after a standby has taken over. (River has the same trust window.)
 //! - Wall clocks are never compared.
@@ -48,7 +48,7 @@ impl Leadership {
         watchdog: &Watchdog,
         shutdown: &mut Shutdown,
     ) -> Option<Self> {
-        let mut seen: Option<(Option<Observed>, Monotonic)> = None;
+        let mut seen: Option<Seen> = None;
         let mut is_logged = false;
         while !shutdown.is_requested() {
             watchdog.progress();
@@ -57,7 +57,7 @@ impl Leadership {
                 Ok(Some(lease)) => return Some(Self { lease, duration, renewed: Mutex::new(asked), given_up: Notify::new() }),
                 Ok(None) if !is_logged => {
                     is_logged = true;
-                    let leader = seen.as_ref().and_then(|(lease, _)| Some(lease.as_ref()?.holder_at.clone())).unwrap_or_default();
+                    let leader = seen.as_ref().and_then(|seen| Some(seen.lease.as_ref()?.holder_at.clone())).unwrap_or_default();
                     tracing::info!(leader, "standing by: another recruiter leads");
                     recruiter_common::service::ready("standing by");
                 }
@@ -145,20 +145,51 @@ impl Leadership {
     }
 }
 
+/// The lease as a standby has read it last.
+struct Seen {
+    lease: Option<Observed>,
+    at: Monotonic,
+    /// For how long it has been the same.
+    silence: Duration,
+}
+
+impl Seen {
+    /// Notes what was read. Returns for how long it has been the same.
+    fn note(seen: &mut Option<Self>, lease: Option<Observed>, at: Monotonic, length: Duration) -> Duration {
+        let unchanged = seen.take().filter(|before| before.lease == lease);
+        // After a longer gap this process stalled, and perhaps the holder too.
+        let silence = unchanged.map_or(Duration::ZERO, |before| before.silence + at.duration_since(before.at).min(length / 3));
+        *seen = Some(Self { lease, at, silence });
+        silence
+    }
+}
+
 async fn try_acquire(
     store: &Store,
     duration: Duration,
     holder_at: &str,
-    seen: &mut Option<(Option<Observed>, Monotonic)>,
+    seen: &mut Option<Seen>,
 ) -> Result<Option<LeaderLease>, StoreError> {
     let now = store.observe_lease().await?;
-    let since = match seen {
-        Some((before, since)) if *before == now => *since,
-        _ => Monotonic::now(),
-    };
     // The holder may have a longer lease than this process.
-    let silent = |lease: &Observed| since.elapsed() >= duration.max(lease.duration());
-    let free = now.as_ref().is_none_or(|lease| lease.released || silent(lease));
-    *seen = Some((now.clone(), since));
+    let length = now.as_ref().map_or(duration, |lease| duration.max(lease.duration()));
+    let silence = Seen::note(seen, now.clone(), Monotonic::now(), length);
+    let free = now.as_ref().is_none_or(|lease| lease.released || silence >= length);
     if free { store.acquire_if_unchanged(now.as_ref(), holder_at, duration).await } else { Ok(None) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_in_what_a_standby_sees_is_at_most_a_third_of_the_silence() {
+        let (begin, mut seen) = (Monotonic::now(), None);
+        let mut note = |second, renewals| {
+            let lease = Some(Observed { renewals, ..Observed::default() });
+            Seen::note(&mut seen, lease, begin + Duration::from_secs(second), Duration::from_secs(9)).as_secs()
+        };
+        assert_eq!([0, 20, 21, 30, 33].map(|second| note(second, 0)), [0, 3, 4, 7, 10]);
+        assert_eq!(note(34, 1), 0, "it is renewed");
+    }
 }
