@@ -15,7 +15,7 @@ use recruiter_tests::{
     oracle::number,
     processes::{Process, Setup, System},
     replica_set::ReplicaSet,
-    wait::{SOON, best_of_three, wait_until, within},
+    wait::{SOON, Stopwatch, best_of_three, wait_until, within},
 };
 
 use super::usual_settings::run;
@@ -204,7 +204,7 @@ async fn asking_says_where_there_is_no_recruiter_and_makes_none() {
 #[tokio::test]
 async fn asking_gives_up_sooner_than_working_and_in_two_lines() {
     let gives_up = async || {
-        let began = std::time::Instant::now();
+        let began = Stopwatch::start();
         let defaults = [("MONGODB_URI", "mongodb://127.0.0.1:1/x"), ("RECRUITER_CONNECT_TIMEOUT", "")];
         let mut process = Process::start("recruiter", &["jobs", "list"], &defaults);
         let (code, said) = (process.wait_exit(SOON).await.code(), process.stderr());

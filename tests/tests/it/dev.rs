@@ -1,11 +1,6 @@
 //! `recruiter dev` gives a URI on which everything works, keeps it working, and takes everything away with it.
 
-use std::{
-    fs,
-    net::TcpListener,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::{fs, net::TcpListener, path::Path, time::Duration};
 
 use bson::{Document, doc};
 use futures_util::TryStreamExt as _;
@@ -17,7 +12,7 @@ use nix::{
 use recruiter_tests::{
     mongo::mongod,
     processes::{Process, mentioning},
-    wait::{SOON, best_of_three, wait_for, wait_until},
+    wait::{SOON, Stopwatch, best_of_three, wait_for, wait_until},
 };
 use serde_json::Value;
 
@@ -134,7 +129,7 @@ async fn asked_twice_it_ends_at_once() {
         kill(worker, Signal::SIGSTOP).unwrap();
         dev.signal(Signal::SIGINT);
         wait_until(SOON, "it has received the signal", async || dev.stderr().contains("stop requested")).await;
-        let begin = Instant::now();
+        let begin = Stopwatch::start();
         dev.signal(Signal::SIGINT);
         assert_eq!(dev.wait_exit(SOON).await.code(), Some(130));
         let took = begin.elapsed();

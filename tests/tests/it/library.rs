@@ -21,7 +21,7 @@ use recruiter_tests::{
     local::{self, Local, connect_args, prepared, store},
     mongo::TestDatabase,
     promise,
-    wait::{SOON, best_of_three, wait_for, wait_until},
+    wait::{SOON, Stopwatch, best_of_three, wait_for, wait_until},
     workable,
 };
 use recruiter_worker::{BlockingExecutable, Context, Executable, NotDone, Worker};
@@ -526,7 +526,7 @@ async fn a_connection_string_that_allows_too_few_connections_starves_no_job() {
     wait_until(SOON, "it listens", async || hints.is_listening()).await;
     // A connection that listens is free again after ten seconds.
     best_of_three(Duration::from_secs(4), "three commands", async || {
-        let began = Instant::now();
+        let began = Stopwatch::start();
         for _ in 0..3 {
             store.refresh_clock().await.unwrap();
         }

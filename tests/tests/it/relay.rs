@@ -7,7 +7,7 @@ use std::{
     net::{TcpListener, TcpStream},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bson::{Binary, Document, Timestamp, doc, spec::BinarySubtype};
@@ -20,7 +20,7 @@ use recruiter_tests::{
     local::store,
     mongo::TestDatabase,
     processes::{self, Process, is_alive},
-    wait::{SOON, best_of_three, wait_until},
+    wait::{SOON, Stopwatch, best_of_three, wait_until},
 };
 use sha2::Sha256;
 use tempfile::TempDir;
@@ -103,7 +103,7 @@ impl Setting {
     /// Does a few jobs, one after the other.
     async fn does_jobs(&self, group: &str) {
         let a_few = async || {
-            let begun = Instant::now();
+            let begun = Stopwatch::start();
             for _ in 0..5 {
                 let job = self.enqueue("noop", doc! {}, group).await;
                 assert_eq!(self.archived(job).await, "done");

@@ -1,6 +1,6 @@
 //! Waiting for the result of a job: in every state of the job, with and without hints.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bson::doc;
 use recruiter_common::{JobId, Keep, NewJob, RetryManyTimes, WaitError, Workable, store::Store};
@@ -8,7 +8,7 @@ use recruiter_tests::{
     fail_points::FailPoint,
     local::{self, Local, prepared},
     mongo::TestDatabase,
-    wait::{SOON, best_of_three, wait_until},
+    wait::{SOON, Stopwatch, best_of_three, wait_until},
     workable,
 };
 use recruiter_worker::{Context, Executable, NotDone, Worker};
@@ -149,7 +149,7 @@ async fn hints_end_waits_and_without_them_looks_do() {
         let mut waits = Vec::new();
         for number in 0..11 {
             let job = Double { number, failures: 0, takes_ms: 100 }.as_job().enqueue(store).await.unwrap();
-            let began = Instant::now();
+            let began = Stopwatch::start();
             assert_eq!(job.wait::<Double>(store, SOON).await.unwrap(), number * 2);
             waits.push(began.elapsed());
         }

@@ -14,7 +14,7 @@ use recruiter_tests::{
     oracle::{Findings, Policy},
     processes::Process,
     report::Row,
-    wait::{SOON, best_of_three, wait_until},
+    wait::{SOON, Stopwatch, best_of_three, wait_until},
     world::{Role, World},
 };
 use tokio::sync::{Mutex, MutexGuard};
@@ -41,7 +41,7 @@ async fn until_started(world: &mut World, jobs: u64) {
 
 /// The time from now until every start of a job has ended.
 async fn until_rescued(world: &mut World) -> Duration {
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     wait_until(SOON, "the jobs are ended by their policies", async || world.started().await == 0).await;
     begin.elapsed()
 }
@@ -178,7 +178,7 @@ async fn a_standby_leads_within_a_second_of_a_stop_and_of_the_lease_after_a_kill
                 // At any time of the lease.
                 pause(Duration::from_millis(600 * (round + 1))).await;
                 end(&leader);
-                let begin = Instant::now();
+                let begin = Stopwatch::start();
                 wait_until(SOON, "the standby leads", async || standby.stderr().contains("leading")).await;
                 leader = standby;
                 begin.elapsed()
@@ -230,7 +230,7 @@ async fn outage(seconds: u16) -> (Findings, Duration) {
     mongod.kill().await.unwrap();
     pause(Duration::from_secs(seconds.into())).await;
     mongod.restart().await.unwrap();
-    let begin = Instant::now();
+    let begin = Stopwatch::start();
     world.enqueue(Entry::lasting(0), Policy::Never).await.unwrap();
     let new_job = async |world: &World| world.count("archived", doc! { "workable.parameters.ms": 0 }).await == 1;
     assert!(world.until(SOON, new_job).await, "{}", world.logs());
