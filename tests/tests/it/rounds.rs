@@ -19,7 +19,8 @@ use recruiter_tests::{
     local::{self, Local, connect_args, prepared, store},
     mongo::TestDatabase,
     mongosh,
-    wait::{SOON, best_of_three, wait_for, wait_until, within},
+    proxy::{Action, Proxy},
+    wait::{SOON, Stopwatch, best_of_three, wait_for, wait_until, within},
 };
 use recruiter_worker::Worker;
 use tokio::time::timeout;
@@ -183,11 +184,11 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
     let (database, store) = prepared().await;
     let recruiter = Local::recruiter(&database, &NEVER_SCANS);
     // Two workers, so that one has free slots in the meantime.
-    let worker = || Local::worker(&database, builtins(), &NEVER_POLLS);
-    let workers = [worker(), worker()];
+    let line = Proxy::before(database.uri()).await;
+    let over = || ConnectArgs { uri: line.uri(database.name()), ..connect_args(&database) };
+    let workers = [(); 2].map(|()| Local::worker_over(over(), builtins(), &NEVER_POLLS));
     until_ready(&database, 2).await;
-    let slow = FailPoint::new("recruiter-worker", &["update"]).namespace(database.name(), "roster").block(Duration::from_millis(500));
-    let armed = slow.arm(database.uri()).await;
+    let report = line.arm(Action::Hold, .., |request| request.is("update", "roster"));
     let (id, mut job) = (JobId::new(), minimal_job("noop"));
     let announced = ScheduledJob { id, group: "generic".into(), class: "noop".into(), gate: None, priority: 5, scheduled_at: store.now() };
     job.extend(doc! { "_id": id, "scheduled_at": bson::DateTime::from_chrono(announced.scheduled_at) });
@@ -197,13 +198,13 @@ async fn what_a_worker_did_not_find_is_looked_for_once_it_has_said_so() {
         store.publish(&hint).await.unwrap();
         let reports = async || {
             let roster = database.all("roster", doc! {}).await;
-            roster.iter().any(|worker| worker.to_string().contains(&id.to_string())) && armed.struck().await > 0
+            roster.iter().any(|worker| worker.to_string().contains(&id.to_string())) && report.count() > 0
         };
         within(Duration::from_secs(1), reports).await
     };
     wait_until(SOON, "the worker has not found it", not_found).await;
     database.raw("scheduled").insert_one(job).await.unwrap();
-    drop(armed);
+    drop(report);
     database.until("archived", doc! { "_id": id }, 1, "it is done long before the poll").await;
     local::stop(workers.into_iter().chain([recruiter])).await;
 }
@@ -357,19 +358,23 @@ async fn jobs_that_keep_coming_without_a_hint_start_soon_after_the_first() {
     wait_for(SOON, "half of them start within 400 ms", start_soon).await;
 
     // After a while without such jobs the scans end.
-    pause(Duration::from_millis(5_500)).await;
     profile(&database).await;
-    pause(Duration::from_secs(2)).await;
-    // Frequent scans do not read the roster, so full scans are counted by that.
-    let (idle, full) = (listings(&database).await, looks(&database).await);
-    assert!(idle <= full + 2, "{idle}, {full}");
-    // Jobs with a hint do not begin them again.
-    for _ in 0..20 {
-        NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
-        pause(Duration::from_millis(100)).await;
-    }
-    let (hinted, full) = (listings(&database).await - idle, looks(&database).await - full);
-    assert!(hinted <= full + 4, "{hinted}, {full}");
+    let mut before = (0, 0);
+    let mut are_full_scans = async |hinted: bool, but: u64| {
+        for _ in 0..20 {
+            if hinted {
+                NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
+            }
+            pause(Duration::from_millis(100)).await;
+        }
+        // Frequent scans do not read the roster, so full scans are counted by that.
+        let now = (listings(&database).await, looks(&database).await);
+        let (listed, full) = (now.0 - before.0, now.1 - before.1);
+        before = now;
+        listed <= full + but
+    };
+    wait_until(SOON, "the frequent scans end", async || are_full_scans(false, 2).await).await;
+    wait_until(SOON, "jobs with a hint do not begin them again", async || are_full_scans(true, 4).await).await;
     local::stop(processes).await;
 }
 
@@ -498,7 +503,7 @@ async fn start_beside_ghosts() -> Duration {
     // The recruiter has seen them all.
     pause(Duration::from_secs(1)).await;
     NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
-    let begun = std::time::Instant::now();
+    let begun = Stopwatch::start();
     database.until("archived", doc! {}, 1, "it is done").await;
     let took = begun.elapsed();
     let is_one = database.count("roster", tried).await <= 1;
@@ -534,7 +539,7 @@ async fn a_free_worker_whose_hint_is_lost_is_found_by_the_next_scan() {
         FailPoint::new("recruiter-worker", &["insert"]).namespace(database.name(), "signals").error_code(8).arm(database.uri()).await;
     for _ in 0..3 {
         let is_done = async || {
-            let begun = std::time::Instant::now();
+            let begun = Stopwatch::start();
             NewJob::of_class("noop", doc! {}).enqueue(&store).await.unwrap();
             database.until("scheduled", doc! {}, 0, "it is done").await;
             begun.elapsed()
@@ -625,7 +630,7 @@ async fn a_line_of_several_classes_goes_on_without_a_scan() {
     database.until("archived", doc! {}, 1, "the first is done").await;
     let mut jobs = 1;
     let measure = async || {
-        let begun = std::time::Instant::now();
+        let begun = Stopwatch::start();
         // The first one is due when all is quiet, and the others are behind it.
         for (class, after) in [("noop", 3), ("sleep", 0), ("noop", 0), ("sleep", 0)] {
             let job = NewJob::of_class(class, doc! { "ms": 1 }).in_line("x").after(Duration::from_secs(after));
