@@ -48,19 +48,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
     ("the cycle has no consumers and no transactions of workables", &["note_consumer_problem", "record_transaction_session"]),
     (
         "for a person, or a word that is also an operation",
-        &[
-            "ask_worker",
-            "count_waiting",
-            "job",
-            "jobs",
-            "jobs_by_id",
-            "left",
-            "next_matches",
-            "roster_documents",
-            "running",
-            "wanted",
-            "workers",
-        ],
+        &["ask_worker", "count_waiting", "job", "jobs", "jobs_by_id", "next_matches", "roster_documents", "running", "wanted", "workers"],
     ),
 ];
 
