@@ -241,7 +241,7 @@ async fn a_pid_is_a_worker_only_together_with_its_start() {
     }
     let reuse = begin.elapsed() / 3;
     assert_eq!(world.count("scheduled", doc! { "_id": { "$in": alive.to_vec() }, "locked": true }).await, 2, "{}", world.logs());
-    assert_eq!(roster(&world).await.len(), 1);
+    wait(&world, "only the dead have left the roster", async || roster(&world).await.len() == 1).await;
     idle.0.kill().unwrap();
     wait(&world, "it is gone, though its parent has not waited for it", async || end_seen(&world, alive).await).await;
     ended.push(alive);
