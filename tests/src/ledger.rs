@@ -69,12 +69,12 @@ impl Executable for Entry {
     }
 }
 
-/// A job that writes the ledger and takes longer in later attempts.
+/// A job that writes the ledger and takes another time after its first execution.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Longer {
-    /// The first attempt. The other attempts differ only in their duration.
+    /// The first execution. The others differ only in their duration.
     pub first: Entry,
-    /// Duration of the other attempts, in milliseconds.
+    /// Duration of the other executions, in milliseconds.
     pub again_ms: i64,
 }
 
@@ -87,7 +87,8 @@ impl Executable for Longer {
     type State = Ledger;
 
     async fn execute(&self, ledger: &Ledger, job: &Context) -> Result<(), NotDone> {
-        let ms = if job.attempt() > 1 { self.again_ms } else { self.first.ms };
+        // A start whose reply came too late is released and leaves no execution, and counts as an attempt.
+        let ms = if job.last_execution().is_some() { self.again_ms } else { self.first.ms };
         Entry { ms, ..self.first.clone() }.execute(ledger, job).await
     }
 }

@@ -137,8 +137,10 @@ impl Context {
         self.store.as_deref().expect("a worker has a client; in a unit test, give one by `ForTests::client`")
     }
 
-    /// The number of this start: 1 in the first run. Every start counts here. [`History::attempts`](recruiter_common::History::attempts),
-    /// by which retry policies decide, leaves out runs that were snoozed or interrupted.
+    /// The number of this start. Every start counts here, also one that was released before the workable was called, so the first run may
+    /// have a higher number than 1: [`last_execution`](Self::last_execution) tells whether there was an earlier one.
+    /// [`History::attempts`](recruiter_common::History::attempts), by which retry policies decide, leaves out starts that were released, and
+    /// runs that were snoozed or interrupted.
     pub fn attempt(&self) -> u32 {
         self.job.attempts
     }
