@@ -95,6 +95,9 @@ async fn wrong_process(wrong: Role, [first, second]: [&str; 2]) {
     world.database.raw("roster").update_one(doc! { "pid": worker }, doc! { "$set": { "boot_id": "another machine" } }).await.unwrap();
     let leader = lease(&world).await.unwrap().get_str("holder_at").unwrap().rsplit_once(':').unwrap().1.parse().unwrap();
     kill(&world, worker);
+    // A standby that stalled would have seen this renewal for long.
+    let renewals = lease(&world).await.unwrap().get("renewals").cloned();
+    until(&mut world, "it is renewed", async |world| lease(world).await.unwrap().get("renewals") != renewals.as_ref()).await;
     kill(&world, leader);
     let begin = Instant::now();
     clock.step(second);

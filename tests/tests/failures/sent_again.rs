@@ -1,6 +1,6 @@
 //! An application that does not know whether its enqueue arrived sends the job again, under the same id, whenever it likes.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bson::doc;
 use recruiter_tests::{
@@ -14,9 +14,6 @@ use recruiter_tests::{
     world::{Role, World},
 };
 
-/// Longer than a job is left to the worker that it was assigned to, shorter than the limit of a call.
-const LATE: Duration = Duration::from_secs(8);
-
 /// The job that a worker has read is done by another, archived and sent again before the first one's start arrives: what it
 /// then locks is the copy.
 #[tokio::test(flavor = "multi_thread")]
@@ -25,7 +22,7 @@ async fn a_start_that_meets_a_copy_of_what_was_read_does_not_run_it() {
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Cleaner, &[], &[]);
     let line = Proxy::before(world.database.uri()).await;
-    let start = line.arm(Action::StallRequest(LATE), 1..=1, |request| {
+    let start = line.arm(Action::Hold, 1..=1, |request| {
         step(&request.body).is_some_and(|step| step.starts_with("update scheduled") && step.contains("$expr"))
     });
     world.start_at(&line.uri(world.database.name()), Role::Worker, &["--lease", "40s"], &[]);
@@ -38,6 +35,7 @@ async fn a_start_that_meets_a_copy_of_what_was_read_does_not_run_it() {
     copy.insert("_id", job);
     let sent_again = Instant::now();
     world.database.raw("scheduled").insert_one(copy).await.unwrap();
+    start.release();
     wait_until(SOON, "the copy is gone", async || world.count("scheduled", doc! { "_id": job }).await == 0).await;
     let recovery = sent_again.elapsed();
     assert_eq!(start.count(), 1);

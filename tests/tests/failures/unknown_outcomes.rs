@@ -14,6 +14,7 @@ use std::{
 use bson::Document;
 use futures_util::{StreamExt, stream};
 use recruiter_common::shutdown::pause;
+use recruiter_dev::embedded::EmbeddedMongo;
 use recruiter_tests::{
     coverage::{self, Coverage, Forced},
     cycle::{self, AT_A_TIME, Breaks, Run},
@@ -197,61 +198,68 @@ fn is_retried(body: &Document) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_may_not_last_is_neither_lost_nor_done_twice() {
     let mongod = mongo::own_mongod().await;
-    let new_world = async || World::on(TestDatabase::on(&mongod.uri()).await).await;
     let mut row = Row::new("a write is executed and its majority is not confirmed (writeConcernError)");
-    let whole = cycle::run(new_world().await, Breaks::default()).await;
-    row.add_run(whole.findings.of("a good day"), 0, None);
-    let writes: BTreeSet<(Role, String, Option<String>)> = whole
-        .steps
-        .into_keys()
-        .filter_map(|(role, step)| {
-            let mut words = step.split(' ').map(ToOwned::to_owned);
-            let writes = ["insert", "update", "delete", "findAndModify", "commitTransaction"];
-            let command = words.next().filter(|command| writes.contains(&command.as_str()))?;
-            Some((role, command, words.next()))
-        })
-        .collect();
-    let mut missed = Vec::new();
+    let (good_days, forced) = coverage::good_days().await;
+    // What a step does, in which collection.
+    let write = |(role, step): &Step| {
+        let words: Vec<&str> = step.split(' ').take(2).collect();
+        let writes = ["insert", "update", "delete", "findAndModify", "commitTransaction"];
+        writes.contains(&words[0]).then(|| (*role, words.join(" ")))
+    };
+    let forced: Forced = forced.into_iter().map(|(name, steps)| (name, steps.iter().filter_map(write).collect())).collect();
+    let writes: BTreeSet<Step> = good_days.iter().flat_map(|run| run.steps.keys()).filter_map(write).collect();
+    let (mut coverage, way) = (Coverage::default(), "writeConcernError");
     // One fault at a time, because MongoDB has one fail point of this kind. The gate has every other write.
     let every = if recruiter_tests::full_length() { 1 } else { 2 };
-    for (role, command, collection) in writes.into_iter().step_by(every) {
-        let world = new_world().await;
-        let app = match role {
-            Role::Recruiter => "recruiter",
-            Role::Cleaner => "recruiter-cleaner",
-            Role::Worker if command == "findAndModify" && collection.as_deref() == Some("roster") => "recruiter-worker-heartbeat",
-            Role::Worker => "recruiter-worker",
-        };
-        let fault = FailPoint::new(app, &[&command]).times(1).write_concern_error(MAY_NOT_LAST);
-        let fault = match &collection {
-            // There are too few workers for another channel than the first.
-            Some(collection) => fault.namespace(world.database.name(), &collection.replace("signals_n", "signals_0")),
-            None => fault,
-        };
-        let armed = fault.arm(&mongod.uri()).await;
-        let struck = Arc::new(AtomicBool::new(false));
-        let (looks, seen) = (async || armed.struck().await > 0, Arc::clone(&struck));
-        let breaks = Breaks { on_the_way: Some(Arc::new(move || usize::from(seen.load(Ordering::Relaxed)))), ..Breaks::default() };
-        let watch = async {
-            while !looks().await {
-                pause(LOOK_EVERY).await;
+    let mut left: Vec<Step> = writes.into_iter().step_by(every).collect();
+    for turn in 0..MOST_TRIES {
+        left.retain(|made| turn == 0 || coverage.lacks(made, way, &forced));
+        for made in std::mem::take(&mut left) {
+            let run = unconfirmed(&mongod, &made).await;
+            println!("{made:?}: recovered in {:?}, wrong: {:?}", run.recovery, run.findings.all());
+            coverage.add_run(&run.steps.keys().filter_map(write).collect::<BTreeSet<_>>());
+            coverage.add(&made, way, run.recovery.is_some());
+            row.add_run(run.findings.of(&format!("{made:?}")), usize::from(run.recovery.is_some()), run.recovery);
+            if run.recovery.is_none() {
+                left.push(made);
             }
-            struck.store(true, Ordering::Relaxed);
-            std::future::pending::<Run>().await
-        };
-        let run = select! {
-            run = cycle::run(world, breaks) => run,
-            run = watch => run,
-        };
-        let what = format!("{role:?} {command} {collection:?}");
-        println!("{what}: recovered in {:?}, wrong: {:?}", run.recovery, run.findings.all());
-        if run.recovery.is_none() {
-            missed.push(what.clone());
         }
-        row.add_run(run.findings.of(&what), usize::from(run.recovery.is_some()), run.recovery);
     }
     row.close();
-    assert!(missed.is_empty(), "these never struck: {missed:?}");
+    coverage.close("writes that may not last", &forced);
+}
+
+/// A run in which the first such write gets an answer that says so.
+async fn unconfirmed(mongod: &EmbeddedMongo, (role, step): &Step) -> Run {
+    let (command, collection) = step.split_once(' ').map_or((step.as_str(), None), |(command, of)| (command, Some(of)));
+    let world = World::on(TestDatabase::on(&mongod.uri()).await).await;
+    let app = match *role {
+        Role::Recruiter => "recruiter",
+        Role::Cleaner => "recruiter-cleaner",
+        Role::Worker if command == "findAndModify" && collection == Some("roster") => "recruiter-worker-heartbeat",
+        Role::Worker => "recruiter-worker",
+    };
+    let fault = FailPoint::new(app, &[command]).times(1).write_concern_error(MAY_NOT_LAST);
+    let fault = match collection {
+        // There are too few workers for another channel than the first.
+        Some(collection) => fault.namespace(world.database.name(), &collection.replace("signals_n", "signals_0")),
+        None => fault,
+    };
+    let armed = fault.arm(&mongod.uri()).await;
+    let struck = Arc::new(AtomicBool::new(false));
+    let (looks, seen) = (async || armed.struck().await > 0, Arc::clone(&struck));
+    let breaks = Breaks { on_the_way: Some(Arc::new(move || usize::from(seen.load(Ordering::Relaxed)))), ..Breaks::default() };
+    let watch = async {
+        while !looks().await {
+            pause(LOOK_EVERY).await;
+        }
+        struck.store(true, Ordering::Relaxed);
+        std::future::pending::<Run>().await
+    };
+    select! {
+        run = cycle::run(world, breaks) => run,
+        run = watch => run,
+    }
 }
 
 /// Between two looks at what a fail point has struck.

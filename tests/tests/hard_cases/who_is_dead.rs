@@ -49,8 +49,8 @@ async fn when_a_host_wakes_up_no_living_worker_is_declared_dead() {
     let mut world = World::on(TestDatabase::on(&mongo.uri()).await).await;
     world.start(Role::Recruiter, &[], &[]);
     world.start(Role::Recruiter, &[], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "6s"], &[]);
-    world.start(Role::Cleaner, &["--dead-after", "6s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "12s"], &[]);
+    world.start(Role::Cleaner, &["--dead-after", "12s"], &[]);
     for _ in 0..3 {
         world.start(Role::Worker, &[], &[]);
     }
@@ -70,7 +70,7 @@ async fn when_a_host_wakes_up_no_living_worker_is_declared_dead() {
         if night % 2 == 1 {
             mongo.pause().unwrap();
         }
-        pause(Duration::from_millis(7_500)).await;
+        pause(Duration::from_millis(13_500)).await;
         if night % 2 == 1 {
             mongo.resume().unwrap();
         }

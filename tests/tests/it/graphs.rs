@@ -911,10 +911,10 @@ async fn many_large_jobs_are_retried_in_little_memory_whatever_is_killed() {
     let id = graph.to_string();
     // The small ones need three transactions, and the large ones come last. The server ends the delay also for a process that is killed.
     let fault = FailPoint::new("recruiter graph", &["insert"]).namespace(database.name(), "scheduled").skip(10);
-    let fault = fault.block(Duration::from_secs(5));
+    let fault = fault.block(Duration::from_secs(60));
     let armed = fault.arm(database.uri()).await;
     let mut first = Process::on(&database, "recruiter", &["graph", "retry", &id]);
-    wait_until(SOON, "it is in the middle", async || armed.struck().await == 1).await;
+    wait_until(SOON, "it is in the middle", async || armed.struck().await > 0).await;
     first.kill();
     first.wait_exit(SOON).await;
     drop(armed);

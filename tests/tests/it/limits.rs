@@ -1,6 +1,6 @@
 //! Limits and pauses: capacities and rates hold exactly, also if processes die; what waits says why; a full resource delays no other job.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bson::{Document, doc};
 use recruiter_common::{
@@ -17,7 +17,7 @@ use recruiter_tests::{
     oracle::Policy,
     promise,
     proxy::Proxy,
-    wait::{SOON, best_of_three, wait_for},
+    wait::{SOON, Stopwatch, best_of_three, in_a_few_tries, wait_for},
     world::{Role, World},
 };
 use serde_json::{Value, json};
@@ -86,7 +86,7 @@ async fn starts_follow_a_rate_across_leaders() {
         for _ in 0..300 {
             world.enqueue(Entry::lasting(0).limit("api"), Policy::Never).await.unwrap();
         }
-        let began = Instant::now();
+        let began = Stopwatch::start();
         pause(Duration::from_secs(2)).await;
         world.members[0].process.kill();
         assert!(world.until_quiet(SOON).await, "not quiet\n{}", world.logs());
@@ -400,6 +400,10 @@ async fn a_worker_leaves_a_limited_job_without_a_permit() {
 /// A noisy group with older jobs, and a group with three times its weight.
 #[tokio::test(flavor = "multi_thread")]
 async fn groups_with_weights_get_their_shares() {
+    in_a_few_tries("each group gets its share", groups_get_their_shares).await;
+}
+
+async fn groups_get_their_shares() -> Option<()> {
     let world = World::new().await;
     for (group, weight) in [("noisy", 1.0), ("quiet", 3.0)] {
         world.database.raw("groups").insert_one(doc! { "_id": group, "weight": weight }).await.unwrap();
@@ -411,6 +415,6 @@ async fn groups_with_weights_get_their_shares() {
     world.wait_for("all end", async || world.unfinished().await == 0).await;
     // As long as both groups have jobs.
     let of_quiet = world.begun().into_iter().take(jobs).filter(|job| quiet.contains(job)).count();
-    assert!(of_quiet.abs_diff(jobs * 3 / 4) <= jobs / 20, "{of_quiet} of {jobs} starts");
     world.close().await;
+    (of_quiet.abs_diff(jobs * 3 / 4) <= jobs / 20).then_some(())
 }
