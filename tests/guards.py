@@ -55,6 +55,7 @@ OPAQUE = {
 PARTIAL = "the index that the query names has no other jobs; the query says so for its reader"
 IMPLIED = {
     "due_in_walk/locked": PARTIAL,
+    "due_in_walk/gate": "without it the answer is the same: the caller leaves out what is in no lane that it has asked about",
     "expired_jobs/locked": PARTIAL,
     "permit_holders/held_permits.0": "without it the answer is the same: the caller leaves out who holds none",
     "release_orphaned_successors/unique_after": PARTIAL,
@@ -66,6 +67,7 @@ IMPLIED = {
     "prune_chunks/_id": "without it the answer is the same: the caller looks up what it has asked for",
     "prune_chunks/n": "without it each chunk of a file is read, and the answer is the same",
     "class_defaults/_id": "without it the answer is the same: the caller leaves out what is no class",
+    "policies_of_due_jobs/_id": "without it the answer is the same: the caller looks up what it has asked for",
     "cells/_id": "without it the answer is the same: the caller leaves out what is no cell",
     "halted_lines/_id": "without it the answer is the same: the caller leaves out what it has not asked for",
     "results_of/_id": "without it the answer is the same: the caller looks up what it has asked for",

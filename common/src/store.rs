@@ -36,7 +36,7 @@ pub use crate::{
         Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, WalkStep, cut, lossy,
     },
     operator::{
-        COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, Retrial, SAMPLED, Unfinished, Waiting, Walk,
+        COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished, Waiting, Walk,
         control::export::Exported,
         policies_in,
         select::LOOK_LIMIT,

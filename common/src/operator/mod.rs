@@ -20,7 +20,7 @@ pub mod why;
 pub mod workers;
 
 pub use self::{
-    control::operations::Retrial,
+    control::operations::{Retrial, RetryNote},
     retention::{Covered, OtherClasses, Reasons},
     select::{Match, Walk},
     views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting, policies_in},

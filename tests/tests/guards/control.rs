@@ -1,9 +1,9 @@
 //! What operators change: jobs are cancelled, hastened, altered, retried and deleted; workers are asked to be quiet or to stop.
 
-use bson::doc;
+use bson::{doc, oid::ObjectId};
 use recruiter_common::{
     JobId, WorkerId,
-    store::{CommitSession, HeartbeatReply, Recorded, Retrial},
+    store::{CommitSession, HeartbeatReply, Recorded, Retrial, RetryNote},
     workers::Wanted,
 };
 use recruiter_tests::factory::in_ms;
@@ -82,6 +82,12 @@ async fn what_waits_gets_other_values_and_what_runs_keeps_its_own() {
     assert_eq!(setting.store.alter_if_unlocked(&[running, waiting], set).await.unwrap(), [waiting].into());
 }
 
+fn retrial(setting: &Setting, job: JobId, retried_as: Option<JobId>) -> Retrial {
+    let new = JobId::new();
+    let document = doc! { "_id": new, "locked": false, "group": "g", "priority": 5, "scheduled_at": date(setting.store.now()), "workable": { "class": "x" } };
+    Retrial { job, retried_as: retried_as.map(Into::into), new, document: document.into() }
+}
+
 /// I1.
 #[tokio::test]
 async fn a_finished_job_is_enqueued_again_once_by_whoever_has_read_it_as_it_is() {
@@ -89,11 +95,7 @@ async fn a_finished_job_is_enqueued_again_once_by_whoever_has_read_it_as_it_is()
     let [meant, other, gone] = setting.jobs().await;
     let held = setting.start(WorkerId::new(), [meant, other]).await;
     assert_eq!(setting.archive(&held.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 2]);
-    let retrial = |job: JobId, retried_as: Option<JobId>| {
-        let new = JobId::new();
-        let document = doc! { "_id": new, "locked": false, "group": "g", "priority": 5, "scheduled_at": date(setting.store.now()), "workable": { "class": "x" } };
-        Retrial { job, retried_as: retried_as.map(Into::into), new, document: document.into() }
-    };
+    let retrial = |job, retried_as| retrial(&setting, job, retried_as);
     let mut session = CommitSession::default();
     let mut retry = async |batch: &[Retrial]| setting.store.retry_if_archived(&mut session, batch).await.unwrap();
     let (first, lost) = (retrial(meant, None), retrial(gone, None));
@@ -108,6 +110,41 @@ async fn a_finished_job_is_enqueued_again_once_by_whoever_has_read_it_as_it_is()
     assert_eq!(setting.found("archived", meant).await.unwrap().get_object_id("retried_as").unwrap(), again.new.into());
     assert!(!setting.found("archived", other).await.unwrap().contains_key("retried_as"));
     assert_eq!(setting.count("scheduled", doc! { "group": "g" }).await, 2);
+}
+
+/// Its note is at the job that is enqueued again last. A later retry replaces the note, and the earlier one enqueues no more.
+#[tokio::test]
+async fn of_two_retries_of_a_graph_the_later_one_goes_on() {
+    let setting = Setting::new().await;
+    let (store, jobs) = (&setting.store, setting.jobs().await);
+    let [part, last, other, again] = jobs;
+    let held = setting.start(WorkerId::new(), jobs).await;
+    assert_eq!(setting.archive(&held.each_ref().map(|one| setting.done(one))).await, [Recorded::Yes; 4]);
+    let [earlier, later] = [(); 2].map(|()| RetryNote { last, retry: ObjectId::new() });
+    let mut session = CommitSession::default();
+    let mut retry = async |jobs: &[JobId], note| {
+        let batch: Vec<Retrial> = jobs.iter().map(|job| retrial(&setting, *job, None)).collect();
+        store.retry_all_if_archived(&mut session, &batch, Some(note)).await.unwrap()
+    };
+    let noted = async |job| setting.found("archived", job).await.unwrap().contains_key("retrying");
+    assert!(store.begin_retry(earlier).await.unwrap());
+    assert!(store.begin_retry(RetryNote { last: other, ..earlier }).await.unwrap());
+    assert_eq!(retry(&[part], earlier).await, Some([part].into()));
+    assert!(store.begin_retry(later).await.unwrap());
+    assert_eq!(retry(&[again], earlier).await, None, "the earlier one is given up");
+    assert_eq!(setting.count("scheduled", doc! { "group": "g" }).await, 1);
+    // Another process has retried this job, and the note is there: the retry goes on with the others.
+    assert_eq!(retry(&[part], later).await, Some([].into()));
+    store.end_retry(&[last], Some(earlier.retry)).await.unwrap();
+    assert_eq!((noted(last).await, noted(other).await), (true, true), "the note of the later one, and that at another job");
+    assert_eq!(retry(&[last], later).await, Some([last].into()));
+    assert_eq!((noted(last).await, noted(other).await), (false, true));
+    assert!(!store.begin_retry(later).await.unwrap(), "it is retried");
+    assert!(!noted(last).await);
+    // Nor is it given up: another process has ended it.
+    assert_eq!(retry(&[part, again], later).await, Some([].into()));
+    store.end_retry(&[last], None).await.unwrap();
+    assert!(noted(other).await);
 }
 
 #[tokio::test]

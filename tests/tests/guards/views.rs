@@ -1,5 +1,7 @@
 //! What people are shown, and what reading costs.
 
+use std::collections::BTreeSet;
+
 use bson::{RawDocumentBuf, doc};
 use recruiter_common::{
     JobFilter, JobId, NewJob, Page, StateFilter, WorkerId,
@@ -65,6 +67,8 @@ async fn a_job_is_shown_where_it_is() {
     assert_eq!(walked(None).await, set_of([waiting, assigned, running, orphaned]));
     let by_id = setting.store.jobs_by_id(&[waiting, archived]).await.unwrap();
     assert_eq!(set_of(by_id.iter().map(|(id, stored)| (*id, stored.is_archived))), set_of([(waiting, false), (archived, true)]));
+    let sizes = setting.store.sizes_by_id(&[waiting, archived]).await.unwrap();
+    assert_eq!(sizes.into_keys().collect::<BTreeSet<_>>(), set_of([waiting, archived]));
     let newest = *[waiting, assigned, running, orphaned, archived].iter().max().unwrap();
     let behind = page(9).after(newest);
     let behind = found(setting.store.jobs(&JobFilter::default(), behind).await.unwrap().jobs);

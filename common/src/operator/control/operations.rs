@@ -33,11 +33,11 @@ pub struct Retrial {
 
 /// The note that the retry of a graph has begun, at the archived job that it will enqueue again last.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RetryNote {
+pub struct RetryNote {
     /// That job.
-    pub(crate) last: JobId,
+    pub last: JobId,
     /// The retry: each call has its own.
-    pub(crate) retry: ObjectId,
+    pub retry: ObjectId,
 }
 
 impl Store {
@@ -162,7 +162,7 @@ impl Store {
     /// Filter: id, not retried; the note. Index: `_id`. Invariant: I1, as above. Harmless to repeat with the same new ids. The note is
     /// changed, so that of this and its removal one comes first.
     /// Loses, and enqueues none, when another caller has retried one of the jobs, when retention has deleted it, or when the note is removed.
-    pub(crate) async fn retry_all_if_archived(
+    pub async fn retry_all_if_archived(
         &self,
         session: &mut CommitSession,
         batch: &[Retrial],
@@ -196,7 +196,7 @@ impl Store {
     /// note. Returns whether the job is there and not retried. The note of an earlier retry is replaced, which gives that one up.
     ///
     /// Filter: id, not retried. Index: `_id`. Invariant: none, the graph does not end while a job that is not retried has the note.
-    pub(crate) async fn begin_retry(&self, note: RetryNote) -> Result<bool, StoreError> {
+    pub async fn begin_retry(&self, note: RetryNote) -> Result<bool, StoreError> {
         let archived = self.archived.clone();
         let not_retried = doc! { "_id": note.last, "retried_as": null };
         let set = doc! { "$set": { "retrying": { "id": note.retry, "began_at": self.now() } } };
@@ -206,7 +206,7 @@ impl Store {
     /// Removes the notes at these jobs, of this retry or of any: the retry of the graph is complete, or given up.
     ///
     /// Filter: ids, the retry. Index: `_id`. Invariant: none.
-    pub(crate) async fn end_retry(&self, jobs: &[JobId], retry: Option<ObjectId>) -> Result<(), StoreError> {
+    pub async fn end_retry(&self, jobs: &[JobId], retry: Option<ObjectId>) -> Result<(), StoreError> {
         let (archived, mut these) = (self.archived.clone(), doc! { "_id": { "$in": jobs.to_vec() } });
         these.extend(retry.map(|retry| ("retrying.id".to_owned(), Bson::from(retry))));
         call("end_retry", async move { archived.update_many(these, doc! { "$unset": { "retrying": "" } }).await }).await.map(drop)
