@@ -59,7 +59,7 @@ impl Executable for Entry {
         if stopped {
             ledger.write(job, Event::Stopped);
             Err(NotDone::Stopped(Failure::new("stopped", "as it was asked to")))
-        } else if job.attempt() <= self.failures {
+        } else if job.retries() < self.failures {
             ledger.write(job, Event::Failed);
             Err(NotDone::failed("not-yet", format!("it fails {} times", self.failures)))
         } else {

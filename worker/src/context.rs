@@ -139,10 +139,15 @@ impl Context {
 
     /// The number of this start. Every start counts here, also one that was released before the workable was called, so the first run may
     /// have a higher number than 1: [`last_execution`](Self::last_execution) tells whether there was an earlier one.
-    /// [`History::attempts`](recruiter_common::History::attempts), by which retry policies decide, leaves out starts that were released, and
-    /// runs that were snoozed or interrupted.
     pub fn attempt(&self) -> u32 {
         self.job.attempts
+    }
+
+    /// How many earlier starts counted as attempts: how often the job was retried so far, 0 at first. As for
+    /// [`History::attempts`](recruiter_common::History::attempts), by which retry policies decide, starts that were released do not count,
+    /// and neither do runs that were snoozed or interrupted.
+    pub fn retries(&self) -> u32 {
+        self.job.history().attempts.saturating_sub(1)
     }
 
     /// Whether a failure of this run would be the last, as far as the retry policy can tell beforehand.

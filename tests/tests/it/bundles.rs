@@ -90,8 +90,8 @@ impl Executable for Step {
             How::Succeed => Ok(None),
             How::Answer => Ok(Some(format!("item {} of {}", job.item().unwrap().index, job.item().unwrap().of))),
             How::Fail => Err(NotDone::failed("broken", "as it was told")),
-            How::FailOnce if job.attempt() == 1 => Err(NotDone::failed("broken", "as it was told")),
-            How::TryAgain if job.attempt() == 1 => {
+            How::FailOnce if job.retries() == 0 => Err(NotDone::failed("broken", "as it was told")),
+            How::TryAgain if job.last_execution().is_none() => {
                 Err(NotDone::Snooze { after: Some(Duration::from_millis(50)), reason: Failure::new("early", "not yet"), at_most: None })
             }
             How::FailOnce | How::TryAgain => Ok(None),

@@ -52,7 +52,7 @@ impl Executable for Step {
         diary.write(&self.name);
         match self.script.split_once(' ').unwrap_or((&self.script, "")) {
             ("fail", _) => Err(NotDone::give_up("Broken", "as told")),
-            ("fail-once", _) if job.attempt() == 1 => Err(NotDone::failed("Broken", "once")),
+            ("fail-once", _) if job.retries() == 0 => Err(NotDone::failed("Broken", "once")),
             ("become", depth) => {
                 let depth: i64 = depth.parse().unwrap();
                 let script = if depth > 1 { format!("become {}", depth - 1) } else { String::new() };

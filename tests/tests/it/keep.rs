@@ -62,7 +62,7 @@ impl Executable for Fleeting {
 
     async fn execute(&self, counts: &Arc<Counts>, job: &Context) -> Result<i64, NotDone> {
         counts.executions.fetch_add(1, Ordering::SeqCst);
-        if job.attempt() <= self.failures { Err(NotDone::failed("broken", "as it was told")) } else { Ok(1) }
+        if job.retries() < self.failures { Err(NotDone::failed("broken", "as it was told")) } else { Ok(1) }
     }
 
     async fn after_success(&self, counts: &Arc<Counts>, _job: &Context) {

@@ -46,7 +46,7 @@ impl Executable for Step {
 
     async fn execute(&self, diary: &Diary, job: &Context) -> Result<String, NotDone> {
         diary.lock().unwrap().push(format!("{} {}", self.name, job.attempt()));
-        if job.attempt() <= self.fails {
+        if job.retries() < self.fails {
             return Err(NotDone::failed("too-early", "not yet"));
         }
         for next in &self.next {

@@ -40,7 +40,7 @@ impl Executable for Greet {
     async fn execute(&self, diary: &Diary, job: &Context) -> Result<String, NotDone> {
         let last = job.last_execution().and_then(|execution| execution.class.clone()).unwrap_or_default();
         diary.write(format!("attempt {} last={} after={last}", job.attempt(), job.is_last_attempt()));
-        if job.attempt() < self.fail_until_attempt {
+        if job.retries() + 1 < self.fail_until_attempt {
             return Err(NotDone::failed("too-early", "not yet"));
         }
         Ok(format!("hello, {}", self.name))

@@ -56,7 +56,7 @@ impl Executable for Noting {
 
     async fn execute(&self, lost: &Self::State, job: &Context) -> Result<Option<i32>, NotDone> {
         let before: Option<i32> = job.last_checkpoint()?;
-        let first = job.attempt() == 1;
+        let first = job.last_execution().is_none();
         match self.how {
             How::Nothing => return Ok(None),
             How::Chatter => {
@@ -92,8 +92,8 @@ impl Executable for Noting {
             How::FailOnce | How::SnoozeOnce | How::Fail => {}
         }
         job.progress((3, 10));
-        job.checkpoint(job.attempt().cast_signed())?;
-        job.log(format!("attempt {} after checkpoint {before:?}", job.attempt()));
+        job.checkpoint(job.retries().cast_signed() + 1)?;
+        job.log(format!("retries {}, checkpoint {before:?}", job.retries()));
         match self.how {
             How::FailOnce if first => Err(NotDone::failed("broken", "as it was told")),
             How::SnoozeOnce if first => Err(NotDone::snooze(Duration::from_millis(50), "early", "not yet")),
@@ -179,10 +179,10 @@ async fn a_checkpoint_of_a_lost_claim_is_refused() {
 #[tokio::test]
 async fn notes_last_through_a_failure_and_a_snooze() {
     let setting = Setting::new().await;
-    for how in [How::FailOnce, How::SnoozeOnce] {
+    for (how, counted) in [(How::FailOnce, 1), (How::SnoozeOnce, 0)] {
         let done = setting.run(how).await;
         assert_eq!((done.get_str("why").unwrap(), done.get("result")), ("done", Some(&Bson::Int32(1))), "{done}");
-        assert_eq!(lines(&done), ["attempt 1 after checkpoint None", "attempt 2 after checkpoint Some(1)"]);
+        assert_eq!(lines(&done), ["retries 0, checkpoint None".to_owned(), format!("retries {counted}, checkpoint Some(1)")]);
         assert_eq!((done.get("checkpoint"), done.get_document("progress").unwrap().get("done")), (None, Some(&Bson::Int64(3))));
     }
     let failed = setting.run(How::Fail).await;

@@ -75,7 +75,7 @@ impl Executable for Errand {
                 return Err(NotDone::failed("stopped", "it was cancelled"));
             }
         }
-        if job.attempt() <= self.fails { Err(NotDone::failed("too-early", "not yet")) } else { Ok(self.name.to_uppercase()) }
+        if job.retries() < self.fails { Err(NotDone::failed("too-early", "not yet")) } else { Ok(self.name.to_uppercase()) }
     }
 
     async fn after_last_failure(&self, diary: &Diary, _job: &Context, failure: &Failure) {

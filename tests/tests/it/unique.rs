@@ -659,7 +659,7 @@ impl Executable for Index {
         seen.executions.fetch_add(1, Ordering::SeqCst);
         pause(Duration::from_millis(100)).await;
         seen.running.fetch_sub(1, Ordering::SeqCst);
-        if job.attempt() <= self.fails { Err(NotDone::failed("x", "as it was told")) } else { Ok(()) }
+        if job.retries() < self.fails { Err(NotDone::failed("x", "as it was told")) } else { Ok(()) }
     }
 }
 

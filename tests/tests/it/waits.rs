@@ -30,7 +30,7 @@ impl Executable for Double {
 
     async fn execute(&self, (): &(), job: &Context) -> Result<i64, NotDone> {
         recruiter_common::shutdown::pause(Duration::from_millis(self.takes_ms)).await;
-        if job.attempt() <= self.failures {
+        if job.retries() < self.failures {
             return Err(NotDone::Failed(recruiter_common::Failure::new("planned", "not yet").with_trace("here")));
         }
         Ok(self.number * 2)

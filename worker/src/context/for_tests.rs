@@ -181,7 +181,7 @@ mod tests {
     async fn a_context_for_tests_is_what_it_is_said_to_be() {
         let job =
             Context::for_tests().class("a").group("b").attempt(3).last_attempt().item(1, 9).cancelled(Cancellation::Requested).build();
-        assert_eq!((job.class(), job.group(), job.attempt(), job.is_last_attempt()), ("a", "b", 3, true));
+        assert_eq!((job.class(), job.group(), job.attempt(), job.retries(), job.is_last_attempt()), ("a", "b", 3, 2, true));
         assert_eq!((job.item(), job.cancellation()), (Some(Item { index: 1, of: 9 }), Some(Cancellation::Requested)));
         job.cancelled().await;
         let job = Context::for_tests().tag("x").tag("y").urn("urn:z").build();

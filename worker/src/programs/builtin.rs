@@ -67,7 +67,7 @@ impl Executable for Sleep {
     }
 }
 
-/// Fails. With `times` it fails only in that many first attempts.
+/// Fails. With `times` it is done when it was retried that often.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default)]
 struct Fail {
@@ -92,7 +92,7 @@ impl Executable for Fail {
 
     async fn execute(&self, (): &(), job: &Context) -> Result<(), NotDone> {
         match self.times {
-            Some(times) if job.attempt() > times => Ok(()),
+            Some(times) if job.retries() >= times => Ok(()),
             _ => Err(NotDone::failed(&self.class, &self.message)),
         }
     }
