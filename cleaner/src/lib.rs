@@ -24,11 +24,12 @@ mod retire;
 
 use std::time::{Duration, Instant as Monotonic};
 
+use bson::oid::ObjectId;
 use recruiter_common::{
     job::FinishReason,
     service::Watchdog,
     shutdown::{Shutdown, Wake, pause},
-    store::{ConnectArgs, ProcessIdentity, Store, StoreError, WalkStep},
+    store::{CleanerNote, ConnectArgs, NOTED_EVERY, ProcessIdentity, Store, StoreError, WalkStep},
     telemetry::{chain, milliseconds},
 };
 
@@ -78,10 +79,12 @@ pub async fn run(args: CleanerArgs, connect: &ConnectArgs, mut shutdown: Shutdow
 
 /// The main loop. It begins no step when a stop is requested.
 async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shutdown: Shutdown) {
+    let note = CleanerNote { id: ObjectId::new(), process: here.clone(), keeps: args.periods().to_string() };
     let mut observations = Observations::new(here);
     let watchdog = Watchdog::of_this_process();
     let mut rescuer = Rescuer::new(store.clone(), watchdog.clone(), shutdown.clone());
-    let (mut sweep_at, mut prune_at, mut expire_at) = (Monotonic::now(), Monotonic::now(), Monotonic::now());
+    let now = Monotonic::now();
+    let (mut sweep_at, mut prune_at, mut expire_at, mut note_at) = (now, now, now, now);
     for (reason, _) in args.keep_reason.iter().filter(|(reason, _)| FinishReason::BUILT_IN.iter().all(|other| other.as_str() != reason)) {
         tracing::warn!(reason, "--keep-reason names a finish reason that is not built in; only custom retry policies have such");
     }
@@ -111,6 +114,9 @@ async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shu
         {
             prune_at = Monotonic::now() + args.prune_every;
         }
+        if Monotonic::now() >= note_at && is_over(store.note_cleaner(&note).await.map(|()| true), "the note of this cleaner") {
+            note_at = Monotonic::now() + NOTED_EVERY;
+        }
         match polled {
             Ok(has_retired) => {
                 let every = if has_retired || std::mem::take(&mut is_first) { args.every / 2 } else { args.every };
@@ -120,6 +126,10 @@ async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shu
         }
     }
     rescuer.end().await;
+    // Another cleaner deletes it in a day.
+    if let Err(error) = store.forget_cleaner(note.id).await {
+        tracing::debug!(error = chain(&error), "the note of this cleaner stays");
+    }
 }
 
 /// Waits until the next poll of the roster. Ends early when the process of a worker on this machine is gone.

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     time::Duration,
 };
 
@@ -15,6 +16,7 @@ use recruiter_common::{
     instant::Instant,
     job::FinishReason,
     store::{Covered, OtherClasses, Reasons, Store, StoreError, WalkStep},
+    text::in_words,
 };
 
 use crate::Pass;
@@ -84,6 +86,17 @@ impl Periods {
         };
         let periods: BTreeSet<Duration> = self.each().filter(|period| *period < self.longest()).collect();
         periods.into_iter().map(|period| (period, covered(period))).collect()
+    }
+}
+
+impl fmt::Display for Periods {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |what: &str, (name, period): (&String, &Duration)| format!("; {what} {name} {}", in_words(*period));
+        let failures = self.failures.map(|period| format!("; failures {}", in_words(period)));
+        let reasons = self.reasons.iter().map(|reason| named("reason", reason));
+        let classes = self.classes.iter().map(|class| named("class", class));
+        let others: String = failures.into_iter().chain(reasons).chain(classes).collect();
+        write!(f, "{}{others}", in_words(self.all))
     }
 }
 

@@ -37,7 +37,9 @@ pub use crate::{
     },
     operator::{
         COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished, Waiting, Walk,
+        cleaners::{CleanerNote, NOTED_EVERY},
         control::export::Exported,
+        doctor::{Check, Finding, State},
         policies_in,
         select::LOOK_LIMIT,
         why::situation::{Due, Situation, paused_by},

@@ -8,8 +8,12 @@
 //! | `expiry`, `retention` | jobs that were not started in time; prune by class and outcome |
 //! | `presence` | the leading recruiter and the workers, for display |
 //! | `workers`, `wanted` | quiet, resume and stop workers |
+//! | `cleaners` | which cleaners run, and how long they keep jobs |
+//! | `doctor` | what is wrong with an installation, and what to do |
 
+pub(crate) mod cleaners;
 pub mod control;
+pub(crate) mod doctor;
 pub(crate) mod expiry;
 pub(crate) mod presence;
 pub(crate) mod retention;

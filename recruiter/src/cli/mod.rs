@@ -5,6 +5,7 @@ mod change;
 mod completions;
 mod consumers;
 mod dev;
+mod doctor;
 mod enqueue;
 mod events;
 mod exit;
@@ -71,7 +72,9 @@ const EXAMPLES: &str = "  recruiter demo --dir ~/Documents
   recruiter roster
       list workers: state, free slots, jobs, last heartbeat, classes
   recruiter stats --json
-      show queue depth, throughput and latency";
+      show queue depth, throughput and latency
+  recruiter doctor
+      examine the whole installation; says what is wrong, and what to do";
 
 const ENQUEUE_EXAMPLES: &str = "\
 Examples:
@@ -160,6 +163,9 @@ enum Command {
     Workers(workers::WorkersCommand),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
+    /// Examine MongoDB, the schema, the processes and the waiting jobs, and say what to do
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::DoctorArgs),
     /// Write what happens to jobs and workers
     #[command(after_help = events::EXAMPLES)]
     Events(events::EventsArgs),
@@ -216,6 +222,7 @@ impl Config {
             Command::Roster(format) => or_stopped(shutdown, roster::run(format, connect, out)).await,
             Command::Workers(command) => or_stopped(shutdown, workers::run(command, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
+            Command::Doctor(args) => or_stopped(shutdown, doctor::run(args, connect, out)).await,
             Command::Consumers(command) => or_stopped(shutdown, consumers::run(command, connect, out)).await,
             Command::Publish(args) => messages::publish(args, connect, out).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,

@@ -16,6 +16,7 @@ mod damaged_documents;
 mod demo;
 mod dev;
 mod distribution;
+mod doctor;
 mod documents;
 mod embedded;
 mod events;

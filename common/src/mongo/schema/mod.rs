@@ -17,12 +17,14 @@
 //! | `validators` | what documents of other programs must look like |
 //! | `indexes` | the indexes, and the features that have their own |
 //! | `make` | makes and replaces indexes |
+//! | `survey` | how the schema of a database differs from this one |
 
 mod collections;
 mod indexes;
 mod kind;
 mod make;
 mod ownership;
+mod survey;
 mod validators;
 
 use std::time::Duration;
@@ -41,6 +43,7 @@ pub(crate) use self::{
     indexes::{any_date, any_gate, never_started},
     make::{drop_outdated_indexes, learn_stand_ins},
     ownership::{any_worker, note},
+    survey::{IndexFault, Ring, Surveyed, survey},
 };
 use self::{
     collections::{ensure_collections, ensure_one},
@@ -66,7 +69,7 @@ pub fn collection_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Version of the schema in this file. Every change to the schema increases it.
-const SCHEMA_VERSION: i32 = 18;
+pub(crate) const SCHEMA_VERSION: i32 = 18;
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;

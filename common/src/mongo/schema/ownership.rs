@@ -271,7 +271,7 @@ fn foreign(name: &str) -> Document {
         "roster" => any_worker(),
         "metadata" => doc! { "$or": [
             { "_id": { "$in": ["schema", "features", LISTED, "channels", "cleaners", "relay", "recruiter", "rates", "subscribers"] } },
-            { "_id": { "$regex": "^(rate|class):" } },
+            { "_id": { "$regex": "^(rate|class|cleaner):" } },
             { "_id.not_kept_since": of_type("date") },
         ] },
         "limits" => doc! { "_id": of_type("string"), "$and": [only(&["_id", "capacity", "rate", "changed_at", "most_waiting"])] },
