@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use bson::doc;
-use recruiter_common::{NewJob, control::Change};
+use recruiter_common::{Limit, NewJob, control::Change};
 use recruiter_tests::{
+    factory::started,
     local::{ids, store},
     mongo::TestDatabase,
     mongosh,
@@ -14,6 +15,8 @@ use recruiter_tests::{
     wait::{SOON, wait_until},
 };
 use serde_json::Value;
+
+use super::why::Stage;
 
 /// A query as a person would type it, answered as one JSON document.
 fn ask(database: &TestDatabase, expression: &str) -> Value {
@@ -122,4 +125,79 @@ async fn the_session_of_the_recruiter_document_reads_the_same() {
     let each = |query: &&str| if query.contains(".find(") { format!("{query}.toArray()") } else { (*query).to_owned() };
     ask(&database, &format!("[{}]", queries.iter().map(each).collect::<Vec<_>>().join(", ")));
     system.stop().await;
+}
+
+/// The helpers for the shell name the same reasons as the library, and write nothing.
+#[tokio::test]
+async fn the_helpers_for_the_shell_agree_with_the_library() {
+    let stage = Stage::new().await;
+    let (database, store) = (&stage.database, &stage.store);
+    let at = |ms: i64| bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() + ms);
+    let [latest, long_ago] = [bson::DateTime::from_millis(253_402_300_799_999), at(-60_000)];
+    store.limits().set("printer", Limit::capacity(1)).await.unwrap();
+    store.limits().set("customer:*", Limit::capacity(2)).await.unwrap();
+    store.pauses().pause(&"group:closed".parse().unwrap(), "ada", Some("inventory")).await.unwrap();
+    let [running, done] = [stage.insert(doc! {}).await, stage.insert(doc! {}).await];
+    started(store, stage.worker, &[running, done]).await;
+    let ended =
+        doc! { "ended_at": at(-5_000), "started_at": at(-7_000), "hostname": "h", "pid": 1, "class": "smtp", "message": "no mailbox" };
+    let mut archived = database.only("scheduled", doc! { "_id": done }).await;
+    database.raw("scheduled").delete_one(doc! { "_id": done }).await.unwrap();
+    archived.remove("scheduled_at");
+    archived.extend(doc! { "why": "gave-up", "locked": false, "last_execution": ended });
+    database.raw("archived").insert_one(archived).await.unwrap();
+    stage.set_worker(doc! { "held_permits": ["printer#0"], "working_on": [running] }).await;
+    let head = stage.insert(doc! { "gate": ">k", "created_at": at(-9_000) }).await;
+    let jobs = [
+        running,
+        done,
+        head,
+        stage.insert(doc! { "gate": ">k", "created_at": at(-1_000) }).await,
+        stage.insert(doc! {}).await,
+        stage.insert(doc! { "gate": "printer" }).await,
+        stage.insert(doc! { "gate": "customer:7" }).await,
+        stage.insert(doc! { "gate": "nothing" }).await,
+        stage.insert(doc! { "group": "closed" }).await,
+        stage.insert(doc! { "workable": { "class": "unknown" } }).await,
+        stage.insert(doc! { "scheduled_at": at(3_600_000) }).await,
+        stage.insert(doc! { "expires_at": long_ago }).await,
+        stage.insert(doc! { "waiting": true, "waits_for": [head], "scheduled_at": latest }).await,
+        stage.insert(doc! { "waiting": true, "waits_for": [{ "job": done, "when": "ended" }], "scheduled_at": latest }).await,
+        stage.insert(doc! { "unique_after": "k", "scheduled_at": latest }).await,
+    ];
+    database.database().run_command(doc! { "profile": 2 }).await.unwrap();
+    let helpers = super::tidy::root().join("shell/recruiter.js");
+    let shell = |expression: &str| -> Value {
+        let script = format!("load({:?}); print(EJSON.stringify({expression}, null, 0, {{relaxed: true}}))", helpers.display().to_string());
+        let answer = mongosh::eval(database.uri(), &script);
+        serde_json::from_str(answer.trim()).unwrap_or_else(|error| panic!("{expression}: {error}: {answer}"))
+    };
+    let names: Vec<String> = jobs.iter().map(|job| format!("\"{job}\"")).collect();
+    let said = shell(&format!("[{}].map(jobs.why)", names.join(", ")));
+    for (job, said) in jobs.iter().zip(said.as_array().unwrap()) {
+        let why = store.why(*job).await.unwrap().unwrap();
+        let said = said.as_str().unwrap();
+        assert!(said.starts_with(&format!("{}: ", why.reason)), "{said} {why:?}");
+    }
+    assert_eq!(shell("jobs.failed({class: 'x'}, 5)")[0]["error"], "smtp: no mailbox");
+    assert_eq!(shell("[jobs.failed({class: 'y'}).length, jobs.failed({group: 'generic'}).length]"), serde_json::json!([0, 1]));
+    assert_eq!(shell("jobs.running()")[0]["_id"]["$oid"], running.to_string());
+    assert!(shell(&format!("jobs.story('{done}')"))[1].as_str().unwrap().ends_with("on h:1, took 2 s: smtp: no mailbox"));
+    let waiting = shell("jobs.waiting()");
+    assert_eq!(
+        (&waiting[0]["group"], &waiting[0]["class"], &waiting[0]["jobs"]),
+        (&"generic".into(), &"x".into(), &11.into()),
+        "{waiting}"
+    );
+    let worker = &shell("workers()")[0];
+    assert_eq!((&worker["alive"], &worker["free"], &worker["jobs"]), (&true.into(), &"10/10".into(), &1.into()), "{worker}");
+    let printer = shell("limits().find(({_id}) => _id === 'printer')");
+    assert_eq!((&printer["capacity"], &printer["in_use"]), (&1.into(), &1.into()), "{printer}");
+    assert_eq!(shell("line('k').map(({_id}) => _id)")[0]["$oid"], head.to_string());
+    let writes = doc! { "ns": { "$not": { "$regex": "system" } }, "op": { "$in": ["insert", "update", "remove"] }, "appName": { "$regex": "^mongosh" } };
+    let reads = doc! { "op": "query", "appName": { "$regex": "^mongosh" } };
+    assert_eq!((database.count("system.profile", writes).await, database.count("system.profile", reads).await > 20), (0, true));
+    // Without a leader that is the reason of each job that could run.
+    database.raw("metadata").update_one(doc! { "_id": "recruiter" }, doc! { "$set": { "released": true } }).await.unwrap();
+    assert!(shell(&format!("jobs.why('{}')", jobs[4])).as_str().unwrap().starts_with("no-recruiter: "));
 }

@@ -17,15 +17,15 @@ use recruiter_tests::{
 
 use super::{cli::recruiter, limits::why as said};
 
-struct Stage {
-    database: TestDatabase,
-    store: Store,
-    worker: WorkerId,
+pub(super) struct Stage {
+    pub(super) database: TestDatabase,
+    pub(super) store: Store,
+    pub(super) worker: WorkerId,
 }
 
 impl Stage {
     /// A recruiter that leads, and a worker with ten free slots for the class `x`. No process runs.
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let (database, store) = prepared().await;
         let worker = announcement(10);
         store.register(&worker).await.unwrap();
@@ -40,7 +40,7 @@ impl Stage {
         stage
     }
 
-    async fn set_worker(&self, fields: Document) {
+    pub(super) async fn set_worker(&self, fields: Document) {
         self.database.raw("roster").update_one(doc! { "_id": self.worker }, doc! { "$set": fields }).await.unwrap();
     }
 
@@ -51,7 +51,7 @@ impl Stage {
         self.set_worker(doc! { "last_seen_at": bson::DateTime::from_millis(at) }).await;
     }
 
-    async fn insert(&self, more: Document) -> JobId {
+    pub(super) async fn insert(&self, more: Document) -> JobId {
         let mut job = minimal_job("x");
         job.extend(more);
         let id = job.get_object_id("_id").unwrap().into();

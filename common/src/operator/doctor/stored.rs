@@ -104,7 +104,7 @@ async fn rings(store: &Store, rings: &[Ring]) -> Vec<Finding> {
             );
             findings.push(Finding::error(Check::Rings, text));
         } else if *collection == store.named("events") {
-            match reach(store, collection).await {
+            match span_of_ring(store, collection).await {
                 Ok(Some(reach)) if reach < EVENTS_REACH => findings.push(Finding::warning(
                     Check::Rings,
                     format!(
@@ -125,7 +125,7 @@ async fn rings(store: &Store, rings: &[Ring]) -> Vec<Finding> {
 /// How far the ring of events reaches back, if it is full.
 ///
 /// Filter: none. Index: none, the ends of a capped collection. Invariant: none, for people.
-async fn reach(store: &Store, collection: &str) -> Result<Option<Duration>, StoreError> {
+async fn span_of_ring(store: &Store, collection: &str) -> Result<Option<Duration>, StoreError> {
     let database = store.database.clone();
     let stats = doc! { "collStats": collection };
     let stats = call("examine_ring", async move { database.run_command(stats).await }).await?;
