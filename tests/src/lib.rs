@@ -21,6 +21,7 @@
 //! - [`endurance`]: random faults from a seed
 //! - [`effects`]: jobs that end in transactions of their own, compared with their effects
 //! - [`mongosh`]: the real shell, to show that the documents are readable in it
+//! - [`machine`]: a systemd of its own, where units and packages are installed
 //! - [`cache`]: tools that are downloaded once
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not run has not passed.
@@ -38,6 +39,7 @@ pub mod fail_points;
 pub mod faults;
 pub mod ledger;
 pub mod local;
+pub mod machine;
 pub mod mongo;
 pub mod mongosh;
 pub mod oracle;
