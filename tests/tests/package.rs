@@ -125,17 +125,17 @@ fn configure(machine: &Machine, database: &TestDatabase) {
 [workables.short]
 command = ["sh", "-c", "echo $1 >>$HOME/started; sleep 0.3", "sh", "{n}"]
 [workables.long]
-command = ["sh", "-c", "test -e $HOME/long || { touch $HOME/long; sleep 1000; }"]
+command = ["sh", "-c", "test -e $HOME/long && exit; touch $HOME/long; exec sleep 1000"]
 "#;
     fs::write(machine.stage().join("workables.toml"), workables).expect("our own directory");
     machine.run("cat workables.toml >>/etc/recruiter/workables.toml");
     machine.run(&format!("echo 'MONGODB_URI={}' >>/etc/recruiter/recruiter.env", database.uri()));
-    // It takes no jobs, and was stopped by a command, which no upgrade undoes.
-    machine.run("echo RECRUITER_WORK_ON=nothing >/etc/recruiter/worker-spare.env");
+    machine.run("echo RECRUITER_CONCURRENCY=1 >/etc/recruiter/worker-spare.env");
 }
 
-/// Short jobs run once, also those that are enqueued meanwhile. A job that runs for longer than the grace runs again, without an attempt less.
+/// Short jobs run once, also those that are enqueued meanwhile. A job that runs for longer than the grace runs again, and has not lost an attempt.
 async fn upgrade_under_load(machine: &Machine, database: &TestDatabase) {
+    // Both workers are stopped by a command. One stays stopped, also after an upgrade.
     let mut stop = Process::on(database, "recruiter", &["workers", "stop", "--all"]);
     assert!(stop.wait_exit(SOON).await.success(), "{}", stop.stderr());
     let workers = ["recruiter-worker@spare.service", SERVICES[2]];
@@ -210,7 +210,8 @@ fn ended(job: &Document) -> (Option<&str>, [i32; 3]) {
 
 /// Everything that a package could leave.
 fn files(machine: &Machine) -> Vec<String> {
-    let others = "-path /run/stage -prune -o -path /run/overlay -prune";
+    // The last is of `man`.
+    let others = "-path /run/stage -prune -o -path /run/overlay -prune -o -path /var/cache/man -prune";
     let found = machine.run(&format!("find /etc /usr /var /run {others} -o -path '*recruiter*' -print"));
     found.lines().map(str::to_owned).collect()
 }

@@ -171,7 +171,7 @@ fn every_file_that_is_named_exists() {
     let mut named = 0;
     for (page, text) in documents() {
         for path in code(&text).into_iter().filter(|code| {
-            let directories = ["common/", "worker/", "recruiter/", "cleaner/", "tests/", "systemd/", "docs/"];
+            let directories = ["common/", "worker/", "recruiter/", "cleaner/", "tests/", "systemd/", "packaging/", "docs/"];
             directories.iter().any(|directory| code.starts_with(directory)) && !code.contains(' ')
         }) {
             assert!(root().join(path).exists(), "{} names {path}", page.display());
