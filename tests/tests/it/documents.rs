@@ -222,6 +222,11 @@ fn what_is_built_for_production_is_what_is_installed() {
     let worker = document("worker/Cargo.toml");
     let needed = worker.split_once("required-features = [\"").unwrap().1.split('"').next().unwrap();
     assert!(build.ends_with(&format!("--features recruiter-worker/{needed}")), "{build}");
+    let (package, manifest) = (document("packaging/deb"), document("recruiter/Cargo.toml"));
+    let (_, of_build) = build.split_once(" --bins ").unwrap();
+    assert!(package.contains(&format!("cargo build --locked --profile dist --bins {of_build}\n")), "packaging/deb builds something else");
+    let packaged = manifest.split('"').filter_map(|text| text.strip_prefix("target/release/"));
+    assert_eq!(built, packaged.collect(), "in the package on the right");
 }
 
 #[test]
