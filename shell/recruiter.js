@@ -110,7 +110,7 @@ var { jobs, workers, limits, line } = (() => {
   });
   const toLine = ({ started_at, ended_at, hostname, pid, class: kind, message }) => {
     const took = ended_at ? `, took ${(ended_at - started_at) / 1000} s` : ", runs";
-    return `${started_at?.toISOString()} on ${hostname}:${pid}${took}${kind ? `: ${kind}: ${message}` : ""}`;
+    return `${started_at && started_at.toISOString()} on ${hostname}:${pid}${took}${kind ? `: ${kind}: ${message}` : ""}`;
   };
 
   return {
