@@ -5,6 +5,7 @@ use recruiter_common::{
     events,
     exit::Exit,
     logging::{self, LogArgs},
+    monitoring::MetricsArgs,
     secrets,
     shutdown::Shutdown,
     store::ConnectArgs,
@@ -25,6 +26,8 @@ pub struct Config {
     connect: ConnectArgs,
     #[command(flatten)]
     log: LogArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 impl Config {
@@ -35,6 +38,7 @@ impl Config {
     pub async fn run(self) -> anyhow::Result<Exit> {
         logging::init(&self.log)?;
         secrets::hide();
+        let _monitoring = self.metrics.serve("recruiter-cleaner").await?;
         let shutdown = Shutdown::on_signals()?;
         let mut abort = shutdown.clone();
         tokio::select! {

@@ -37,6 +37,7 @@ impl Expiry {
             let Some(batch) = self.found.pop_front() else { break };
             count += self.archive(store, &batch).await?;
         }
+        pass.meters.expired(count);
         if count > 0 {
             tracing::info!(count, "archived jobs that were not started before they expired");
         }

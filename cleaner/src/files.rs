@@ -38,6 +38,7 @@ impl Files {
             let step = |after| store.prune_chunks(after, before, STEP);
             (uploads, self.uploads.is_over) = pass.walk(&mut self.uploads.after, step).await?;
         }
+        pass.meters.pruned_files(files + uploads);
         if files + uploads > 0 {
             tracing::info!(files, uploads, "deleted files without a job, and uploads that were never finished");
         }

@@ -11,18 +11,23 @@
 //! | `rescues`, `rescue` | the jobs of each dead worker are ended, beside each other; the sweep for jobs without a worker |
 //! | `expire` | expired jobs are archived, and successors whose predecessor is gone are released |
 //! | `retention`, `files` | what is deleted of the archive, and files without a job |
+//! | `meters` | what is measured |
 
 pub mod cli;
 pub mod config;
 mod expire;
 mod files;
 mod liveness;
+mod meters;
 mod rescue;
 mod rescues;
 mod retention;
 mod retire;
 
-use std::time::{Duration, Instant as Monotonic};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
 
 use bson::oid::ObjectId;
 use recruiter_common::{
@@ -37,6 +42,7 @@ use crate::{
     config::CleanerArgs,
     expire::Expiry,
     files::Files,
+    meters::{DutyMeters, Meters},
     rescue::{Rescuer, Sweep},
     retention::Retention,
     retire::Observations,
@@ -82,7 +88,8 @@ async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shu
     let note = CleanerNote { id: ObjectId::new(), process: here.clone(), keeps: args.periods().to_string() };
     let mut observations = Observations::new(here);
     let watchdog = Watchdog::of_this_process();
-    let mut rescuer = Rescuer::new(store.clone(), watchdog.clone(), shutdown.clone());
+    let meters = Arc::new(Meters::new());
+    let mut rescuer = Rescuer::new(store.clone(), watchdog.clone(), meters.clone(), shutdown.clone());
     let now = Monotonic::now();
     let (mut sweep_at, mut prune_at, mut expire_at, mut note_at) = (now, now, now, now);
     for (reason, _) in args.keep_reason.iter().filter(|(reason, _)| FinishReason::BUILT_IN.iter().all(|other| other.as_str() != reason)) {
@@ -96,26 +103,32 @@ async fn clean(args: &CleanerArgs, store: &Store, here: ProcessIdentity, mut shu
     recruiter_common::service::ready("watching");
     tracing::info!(dead_after_ms = milliseconds(args.dead_after), "watching the heartbeats of the workers");
     while !shutdown.is_requested() {
+        let pass = || Pass::begin(&meters, &shutdown);
+        let began = Monotonic::now();
         let polled = retire::tick(store, &mut rescuer, &mut observations, args.dead_after, &shutdown).await;
+        meters.poll.passed(began.elapsed(), polled.is_err());
         if let Err(error) = &polled {
             observations.clear();
             tracing::warn!(error = chain(error), "the poll of the roster failed; trying again");
         }
-        if Monotonic::now() >= sweep_at && is_over(sweep.tick(store, &mut rescuer, &Pass::begin(&shutdown)).await, "the sweep") {
+        if Monotonic::now() >= sweep_at && is_over(sweep.tick(store, &mut rescuer, &pass()), &meters.sweep, "the sweep").await {
             sweep_at = Monotonic::now() + args.sweep_every;
         }
         rescuer.progress();
-        if Monotonic::now() >= expire_at && is_over(expiry.tick(store, &Pass::begin(&shutdown)).await, "the archiving of expired jobs") {
+        if Monotonic::now() >= expire_at && is_over(expiry.tick(store, &pass()), &meters.expiry, "the archiving of expired jobs").await {
             expire_at = Monotonic::now() + args.sweep_every.min(EXPIRE_EVERY);
         }
         rescuer.progress();
         if Monotonic::now() >= prune_at
-            && is_over(prune(store, &mut retention, &mut files, &Pass::begin(&shutdown)).await, "the pruning of the archive")
+            && is_over(prune(store, &mut retention, &mut files, &pass()), &meters.pruning, "the pruning of the archive").await
         {
             prune_at = Monotonic::now() + args.prune_every;
         }
-        if Monotonic::now() >= note_at && is_over(store.note_cleaner(&note).await.map(|()| true), "the note of this cleaner") {
+        if Monotonic::now() >= note_at {
             note_at = Monotonic::now() + NOTED_EVERY;
+            if let Err(error) = store.note_cleaner(&note).await {
+                tracing::warn!(error = chain(&error), "the note of this cleaner could not be written; trying again later");
+            }
         }
         match polled {
             Ok(has_retired) => {
@@ -144,9 +157,12 @@ async fn wait(every: Duration, observations: &Observations, rescuer: &mut Rescue
     }
 }
 
-/// Whether a duty is done for now: its last pass has left nothing, or has failed.
-fn is_over(pass: Result<bool, StoreError>, duty: &str) -> bool {
-    pass.unwrap_or_else(|error| {
+/// Runs a pass of a duty. Returns whether the duty is done for now: this pass has left nothing, or has failed.
+async fn is_over(pass: impl Future<Output = Result<bool, StoreError>>, meters: &DutyMeters, duty: &str) -> bool {
+    let began = Monotonic::now();
+    let passed = pass.await;
+    meters.passed(began.elapsed(), passed.is_err());
+    passed.unwrap_or_else(|error| {
         tracing::warn!(error = chain(&error), "{duty} failed; trying again later");
         true
     })
@@ -166,12 +182,13 @@ async fn prune(store: &Store, retention: &mut Retention, files: &mut Files, pass
 /// One pass of a duty. It ends after a while, or when a stop is requested. Between two passes the cleaner polls the roster.
 struct Pass<'a> {
     until: Monotonic,
+    meters: &'a Meters,
     shutdown: &'a Shutdown,
 }
 
 impl<'a> Pass<'a> {
-    fn begin(shutdown: &'a Shutdown) -> Self {
-        Self { until: Monotonic::now() + PASS, shutdown }
+    fn begin(meters: &'a Meters, shutdown: &'a Shutdown) -> Self {
+        Self { until: Monotonic::now() + PASS, meters, shutdown }
     }
 
     /// The steps of one part of the duty: one, and further ones while there is time. None at a stop.

@@ -13,6 +13,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -34,6 +35,7 @@ use recruiter_common::{
 
 use crate::{
     Pass,
+    meters::Meters,
     rescues::{Cause, Failed, Rescue, Rescues},
 };
 
@@ -49,6 +51,7 @@ pub(crate) struct Rescuer {
     /// Ids of documents that cannot be unlocked and for which a warning was logged. Each sweep finds them again.
     skipped: HashSet<String>,
     watchdog: Watchdog,
+    pub(crate) meters: Arc<Meters>,
     /// The MongoDB user of this cleaner. Unset until it is first compared with a worker's.
     user: Option<String>,
     /// MongoDB users of workers that were already compared with this cleaner's.
@@ -58,12 +61,13 @@ pub(crate) struct Rescuer {
 }
 
 impl Rescuer {
-    pub(crate) fn new(store: Store, watchdog: Watchdog, shutdown: Shutdown) -> Self {
+    pub(crate) fn new(store: Store, watchdog: Watchdog, meters: Arc<Meters>, shutdown: Shutdown) -> Self {
         Self {
             store,
             rescues: Rescues::new(shutdown),
             skipped: HashSet::new(),
             watchdog,
+            meters,
             user: None,
             compared: HashSet::new(),
             of_others: HashSet::new(),
@@ -72,14 +76,15 @@ impl Rescuer {
 
     /// Begins to finish the retirement of a worker, if that is not going on.
     pub(crate) fn begin(&mut self, worker: RegisteredWorker) {
-        let store = self.store.clone();
-        self.rescues.begin(worker.id, move |rescue| async move { finish_retirement(&store, rescue, &worker).await }.boxed());
+        let (store, meters) = (self.store.clone(), self.meters.clone());
+        self.rescues.begin(worker.id, move |rescue| async move { finish_retirement(&store, rescue, &worker, &meters).await }.boxed());
     }
 
     /// Collects the rescues that have ended: after an error or a panic the next poll tries again. Then notifies the watchdog of the
     /// progress of the main loop, unless a rescue hangs: the service manager must end this process then.
     pub(crate) fn progress(&mut self) {
         for failed in self.rescues.collect() {
+            self.meters.rescues_failed.increment(1);
             self.note(&failed);
         }
         if !self.rescues.one_hangs() {
@@ -142,7 +147,7 @@ impl Rescuer {
 
 /// Rescues the jobs of a retired worker, then deletes its document. The deletion is last, so that another cleaner can
 /// continue.
-async fn finish_retirement(store: &Store, rescue: &mut Rescue, worker: &RegisteredWorker) -> Result<(), StoreError> {
+async fn finish_retirement(store: &Store, rescue: &mut Rescue, worker: &RegisteredWorker, meters: &Meters) -> Result<(), StoreError> {
     if let Err(error) = store.kill_sessions(&worker.sessions).await {
         tracing::warn!(worker.id = %worker.id, error = chain(&error), "the sessions of a dead worker could not be ended; MongoDB ends their transactions within a minute");
     }
@@ -151,7 +156,7 @@ async fn finish_retirement(store: &Store, rescue: &mut Rescue, worker: &Register
     let session = store.open_session(&mut rescue.session).await?;
     store.record_rescue_session(worker.id, session, ended).await?;
     // Its roster document lists every job that it can have locked.
-    if end_held(store, rescue, worker.id, &worker.jobs).await? {
+    if end_held(store, rescue, worker.id, &worker.jobs, meters).await? {
         store.delete_if_retired(worker.id).await?;
         store.announce_hint(Hint::Left { worker: worker.id }).await;
     }
@@ -160,7 +165,7 @@ async fn finish_retirement(store: &Store, rescue: &mut Rescue, worker: &Register
 
 /// Ends those of these jobs that a dead worker has locked, in steps: the jobs of a step are in memory. Returns whether that was all; not if a
 /// stop is requested.
-async fn end_held(store: &Store, rescue: &mut Rescue, worker: WorkerId, jobs: &[JobId]) -> Result<bool, StoreError> {
+async fn end_held(store: &Store, rescue: &mut Rescue, worker: WorkerId, jobs: &[JobId], meters: &Meters) -> Result<bool, StoreError> {
     for some in jobs.chunks(STEP) {
         if !rescue.goes_on() {
             return Ok(false);
@@ -171,14 +176,14 @@ async fn end_held(store: &Store, rescue: &mut Rescue, worker: WorkerId, jobs: &[
                 return Ok(false);
             }
             let held = store.held_by(worker, &step).await?;
-            end_all(store, &mut rescue.session, held).await?;
+            end_all(store, &mut rescue.session, held, meters).await?;
         }
     }
     Ok(true)
 }
 
 /// Ends these jobs of dead workers, each by its stored verdict.
-async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) -> Result<(), StoreError> {
+async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>, meters: &Meters) -> Result<(), StoreError> {
     let (mut archivals, mut reschedulings) = (Vec::new(), Vec::new());
     let now = store.now();
     for Held { holder, claim, job } in held {
@@ -203,6 +208,7 @@ async fn end_all(store: &Store, session: &mut CommitSession, held: Vec<Held>) ->
     let archived = store.finish(session, &archivals).await?;
     let count = |recorded: &[Recorded]| recorded.iter().filter(|recorded| **recorded == Recorded::Yes).count();
     let (again, ended) = (count(&rescheduled), count(&archived));
+    meters.rescued(again, ended);
     if again + ended > 0 {
         tracing::info!(again, ended, "rescued the jobs of a dead worker");
     }
@@ -303,8 +309,10 @@ impl Sweep {
             tracing::warn!(count, "jobs are locked by workers that are not in the roster");
         }
         for (worker, jobs) in orphans {
-            let store = store.clone();
-            rescuer.rescues.begin(worker, move |rescue| async move { end_held(&store, rescue, worker, &jobs).await.map(drop) }.boxed());
+            let (store, meters) = (store.clone(), rescuer.meters.clone());
+            rescuer
+                .rescues
+                .begin(worker, move |rescue| async move { end_held(&store, rescue, worker, &jobs, &meters).await.map(drop) }.boxed());
         }
         self.0 = position?;
         Ok(self.0.is_none())

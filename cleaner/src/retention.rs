@@ -131,11 +131,12 @@ async fn prune_all(store: &Store, before: Instant, pass: &Pass<'_>) -> Result<bo
         Ok(WalkStep { deleted, next: (deleted > 0).then_some(()) })
     };
     let (count, all) = pass.walk(&mut None, step).await?;
-    note(count);
+    note(count, pass);
     Ok(all)
 }
 
-fn note(count: u64) {
+fn note(count: u64, pass: &Pass<'_>) {
+    pass.meters.pruned(count);
     if count > 0 {
         tracing::info!(count, "pruned the archive");
     }
@@ -148,7 +149,7 @@ impl Walk {
         if all {
             self.position = before.checked_sub_signed(GO_BACK).map(bson::DateTime::from_chrono);
         }
-        note(count);
+        note(count, pass);
         Ok(all)
     }
 }

@@ -200,6 +200,11 @@ pub(crate) async fn tick(
         };
         if let Some(retired) = retired {
             tracing::warn!(worker.id = %worker, death.cause = death.cause(), "a worker is dead: retiring it");
+            match death {
+                Death::Gone => &rescuer.meters.retired_gone,
+                Death::Silent => &rescuer.meters.retired_silent,
+            }
+            .increment(1);
             observations.finishing.insert(worker);
             rescuer.begin(retired);
             has_retired = true;

@@ -74,6 +74,8 @@
 //! | room | content |
 //! |---|---|
 //! | `base` | ids, instants, names, topics, texts, JSON, the clock |
+//! | `health` | whether this process is alive and ready |
+//! | `meters` | what is measured: the table of all metrics, and their handles |
 //! | `job` | one job: its document, its items, its gate, its history, its end |
 //! | `retry_policy` | when a failed job is retried |
 //! | `mongo` | connections, calls, errors, transactions, batches, collections with their validators and indexes |
@@ -92,7 +94,7 @@
 //! | `messages` | messages of applications: publish and subscribe |
 //! | `consumers` | messages that become jobs |
 //! | `operator` | what people do with many jobs and workers: find, explain, change, prune |
-//! | `process` | what the three programs are besides Recruiter: logs, exit codes, the service manager |
+//! | `process` | what the three programs are besides Recruiter: logs, metrics over HTTP, exit codes, the service manager |
 //! | `store` | the operations of the three programs: what the rooms export for them |
 
 #![cfg_attr(
@@ -107,11 +109,17 @@ pub mod enqueue;
 pub mod events;
 pub mod files;
 pub mod graphs;
+#[cfg_attr(not(feature = "process"), expect(dead_code, reason = "nothing serves its answers"))]
+mod health;
 mod hints;
 pub mod job;
 pub mod limits;
 mod lines;
 pub mod messages;
+#[cfg(feature = "protocol")]
+pub mod meters;
+#[cfg(not(feature = "protocol"))]
+mod meters;
 mod mongo;
 mod operator;
 mod process;
@@ -132,7 +140,7 @@ pub use self::{
 #[cfg(feature = "process")]
 pub use self::{
     base::flags,
-    process::{exit, logging, secrets},
+    process::{exit, logging, monitoring, secrets},
 };
 #[cfg(feature = "protocol")]
 pub use self::{

@@ -36,7 +36,8 @@ pub use crate::{
         Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, WalkStep, cut, lossy,
     },
     operator::{
-        COUNTED, Covered, Finished, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished, Waiting, Walk,
+        COUNTED, Covered, Finished, GroupSample, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished,
+        Waiting, Walk,
         cleaners::{CleanerNote, NOTED_EVERY},
         control::export::Exported,
         doctor::{Check, Finding, State},

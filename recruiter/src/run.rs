@@ -6,13 +6,14 @@ use clap::Args;
 use recruiter_common::{
     exit::Exit,
     flags::variable,
+    monitoring::MetricsArgs,
     service::Watchdog,
     shutdown::Shutdown,
     store::{ConnectArgs, HintsAddress, HintsAt, ProcessIdentity, Store},
     task::as_task,
 };
 
-use crate::leader::{Leadership, lead};
+use crate::leader::{Leadership, Meters, lead};
 
 /// The arguments of `run`.
 #[derive(Args, Clone, Debug)]
@@ -31,6 +32,9 @@ pub struct RunArgs {
     /// host stands for every address (0.0.0.0), others connect to this machine's name
     #[arg(long, env = "RECRUITER_HINTS_ADDRESS", value_name = "HOST:PORT")]
     pub hints_address: Option<HintsAddress>,
+    /// Where metrics are served.
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
 }
 
 impl RunArgs {
@@ -52,6 +56,7 @@ impl RunArgs {
 /// When the arguments contradict each other or MongoDB cannot be used at the start. Later the process waits for MongoDB.
 pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -> anyhow::Result<()> {
     args.validate()?;
+    let monitoring = args.metrics.serve("recruiter").await?;
     let store = tokio::select! {
         connected = Store::connect(connect, "recruiter") => connected?,
         () = shutdown.requested() => return Ok(()),
@@ -61,9 +66,10 @@ pub async fn run(args: RunArgs, connect: &ConnectArgs, mut shutdown: Shutdown) -
     let watchdog = Watchdog::of_this_process();
     let directory = args.hints_directory.or_else(|| env::split_paths(&variable("RUNTIME_DIRECTORY")?).next());
     let hints_at = HintsAt { directory, address: args.hints_address };
+    let mut meters = Meters::new(monitoring.is_some());
     as_task(async move {
         while let Some(leadership) = Leadership::acquire(&store, args.lease, &holder_at, &watchdog, &mut shutdown).await {
-            lead(&store, args.poll, &hints_at, leadership, &watchdog, &mut shutdown).await;
+            lead(&store, args.poll, &hints_at, leadership, &watchdog, &mut meters, &mut shutdown).await;
         }
     })
     .await;

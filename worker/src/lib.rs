@@ -126,7 +126,7 @@ pub use crate::{
     workable::{BlockingExecutable, Executable},
 };
 use crate::{
-    engine::{dependencies::Dependencies, memory, outliving::Outliving, source::Source},
+    engine::{dependencies::Dependencies, memory, meters::Meters, outliving::Outliving, source::Source},
     event::Listener,
     layer::Layers,
     registry::{Asynchronous, Blocking, Registry},
@@ -373,7 +373,7 @@ impl Worker {
         let pools = self.pools;
         let Self { registry, policies, layers, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
-        let outliving = Outliving::default();
+        let (outliving, meters) = (Outliving::default(), Meters::new(registry.classes()));
         let dependencies = Dependencies {
             store,
             heartbeat_store,
@@ -385,6 +385,7 @@ impl Worker {
             listener,
             source,
             outliving,
+            meters,
             notifier,
             watchdog,
         };

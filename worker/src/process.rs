@@ -9,6 +9,7 @@ use recruiter_common::{
     exit::{self, Exit},
     flags,
     logging::{self, LogArgs},
+    monitoring::MetricsArgs,
     secrets,
     service::Notifier,
     shutdown::{Shutdown, pause},
@@ -84,6 +85,9 @@ pub struct ProcessArgs {
     /// The settings of the logs.
     #[command(flatten)]
     pub log: LogArgs,
+    /// Where metrics are served.
+    #[command(flatten)]
+    pub metrics: MetricsArgs,
 }
 
 impl ProcessArgs {
@@ -96,6 +100,7 @@ impl ProcessArgs {
     async fn work(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> anyhow::Result<Exit> {
         logging::init(&self.log)?;
         secrets::hide();
+        let _monitoring = self.metrics.serve("recruiter-worker").await?;
         let worker = make()?;
         let shutdown = Shutdown::on_signals()?;
         let mut abort = shutdown.clone();

@@ -1,5 +1,6 @@
 //! Words that every room uses: ids, instants, names, texts, the clock.
 
+mod address;
 pub mod clock;
 pub mod failure;
 #[cfg(feature = "process")]
@@ -20,6 +21,7 @@ pub mod traces;
 mod words;
 
 pub(crate) use self::{
+    address::Address,
     clock::Uptime,
     failure::Failure,
     ids::{GraphId, JobId, LeaseTerm, RoundId, StartId, WorkerId},

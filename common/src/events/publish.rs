@@ -79,9 +79,13 @@ async fn publish(store: Store) {
             },
         };
         let Some(document) = store.publisher().next_document(&wanted) else { return };
+        let count = document.get_array("events").map_or(0, Vec::len);
         let written = tokio::time::timeout(WITHIN, store.insert_events(document)).await;
-        if let Ok(Err(error)) = written {
-            tracing::debug!(error = chain(&error), "events were dropped");
+        if let Ok(Err(error)) = &written {
+            tracing::debug!(error = chain(error), "events were dropped");
+        }
+        if !matches!(written, Ok(Ok(_))) {
+            store.publisher().note_dropped(count);
         }
     }
 }

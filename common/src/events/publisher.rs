@@ -1,7 +1,11 @@
 //! The publisher: keeps events until they are written, and drops them when too many wait. Pure.
 
 use super::{Event, Wanted};
-use crate::{base::JobId, mongo::Store};
+use crate::{
+    base::JobId,
+    meters::{Counter, EVENTS_DROPPED},
+    mongo::Store,
+};
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -28,6 +32,17 @@ pub(crate) struct Publisher {
     state: Mutex<State>,
     /// Notified when nothing waits any more.
     idle: Notify,
+    dropped: Dropped,
+}
+
+/// Counts dropped events.
+#[derive(Debug)]
+struct Dropped(Counter);
+
+impl Default for Dropped {
+    fn default() -> Self {
+        Self(EVENTS_DROPPED.counter(&[]))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -71,6 +86,7 @@ impl Publisher {
                 state.waiting.push_back(event);
             } else {
                 state.next += 1;
+                self.note_dropped(1);
             }
         }
         ends.truncate(WAITING_ENDS.saturating_sub(state.ends.len()));
@@ -111,9 +127,15 @@ impl Publisher {
     pub(super) fn give_up(&self) {
         let mut state = self.state();
         state.next += i64::try_from(state.waiting.len()).unwrap_or(i64::MAX);
+        self.note_dropped(state.waiting.len());
         state.waiting.clear();
         state.ends.clear();
         self.end(&mut state);
+    }
+
+    /// Counts events that nobody receives.
+    pub(super) fn note_dropped(&self, events: usize) {
+        self.dropped.0.increment(u64::try_from(events).unwrap_or(u64::MAX));
     }
 
     /// Waits until nothing waits any more.

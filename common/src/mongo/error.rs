@@ -4,7 +4,7 @@ use bson::{Document, doc};
 use mongodb::error::{Error, ErrorKind, WriteFailure};
 
 use super::CALL_LIMIT;
-use crate::{base::telemetry::of_mongodb, job::CorruptJob};
+use crate::{base::telemetry::of_mongodb, job::CorruptJob, meters::operations::Problem};
 
 /// An error of the driver, with a `Display` of one line. The driver's own text contains its complete state.
 #[derive(Clone, Debug)]
@@ -150,6 +150,15 @@ impl StoreError {
         self.is_transient() && !self.is_unauthorized()
     }
 
+    /// What is counted about this error.
+    pub(crate) fn problem(&self) -> Problem {
+        match self {
+            Self::TimedOut { .. } => Problem::Unanswered,
+            Self::Mongo { source, .. } => problem(source),
+            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } => Problem::Refused,
+        }
+    }
+
     /// Whether MongoDB or the driver has put this label on the error.
     pub(crate) fn has_label(&self, label: &str) -> bool {
         matches!(self, Self::Mongo { source, .. } if source.contains_label(label))
@@ -212,6 +221,12 @@ impl StoreError {
 /// Whether the driver refuses to start a transaction because one is open.
 pub(crate) fn is_transaction_open(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::Transaction { message, .. } if message == TRANSACTION_IS_OPEN)
+}
+
+/// What is counted about an error: whether MongoDB has answered.
+pub(crate) fn problem(error: &Error) -> Problem {
+    let has_answered = code_of(error).is_some_and(|code| !code::NO_PRIMARY.contains(&code));
+    if has_answered || is_document_fault(error) { Problem::Refused } else { Problem::Unreachable }
 }
 
 fn is_document_fault(error: &Error) -> bool {

@@ -47,7 +47,7 @@ use std::{
     future::Future,
     ops::Deref,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
-    time::Duration,
+    time::{Duration, Instant as Monotonic},
 };
 
 use bson::{Document, RawDocument, doc};
@@ -80,7 +80,10 @@ pub use self::{
     session::CommitSession,
 };
 use self::{error::code_of, parts::Parts};
-use crate::base::{Instant, JobId, StartId, Uptime, clock::ServerClock};
+use crate::{
+    base::{Instant, JobId, StartId, Uptime, clock::ServerClock},
+    meters::operations,
+};
 
 /// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default
 /// lease.
@@ -296,7 +299,7 @@ pub fn current_operation() -> Option<&'static str> {
     OPERATION.try_with(|operation| *operation).ok()
 }
 
-/// Runs one operation within [`CALL_LIMIT`].
+/// Runs one operation within [`CALL_LIMIT`], and measures it.
 ///
 /// It runs in a separate task, because the driver's futures should not be dropped before they complete. A call that takes too long
 /// continues in its task, and the caller gets an error: the outcome is unknown.
@@ -313,7 +316,8 @@ pub(crate) async fn call_within<T: Send + 'static>(
     operation: &'static str,
     future: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, StoreError> {
-    match tokio::time::timeout(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
+    let began = Monotonic::now();
+    let result = match tokio::time::timeout(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
         Ok(Ok(Ok(value))) => Ok(value),
         Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
         Ok(Err(died)) => match died.try_into_panic() {
@@ -322,7 +326,17 @@ pub(crate) async fn call_within<T: Send + 'static>(
             Err(_) => Err(StoreError::TimedOut { operation }),
         },
         Err(_) => Err(StoreError::TimedOut { operation }),
-    }
+    };
+    operations::ended(operation, began.elapsed(), result.as_ref().err().map(StoreError::problem));
+    result
+}
+
+/// Measures a step of an operation like an operation.
+pub(crate) async fn measured<T>(operation: &'static str, step: impl IntoFuture<Output = Result<T, Error>>) -> Result<T, Error> {
+    let began = Monotonic::now();
+    let result = step.await;
+    operations::ended(operation, began.elapsed(), result.as_ref().err().map(error::problem));
+    result
 }
 
 pub(crate) fn id_of(document: &Document) -> Option<JobId> {

@@ -8,7 +8,7 @@ use mongodb::{
     error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 
-use super::{Store, StoreError, call, error::is_transaction_open, met_by};
+use super::{Store, StoreError, call, error::is_transaction_open, measured, met_by};
 use crate::base::at_once;
 
 /// The immediate repetitions of a transaction after a transient error, and of its commit.
@@ -144,7 +144,7 @@ pub(crate) async fn write_in(session: &mut ClientSession, database: &Database, c
 /// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.
 pub(crate) async fn commit<'s>(session: &'s mut ClientSession) -> Result<(), Error> {
     let once = |session: &'s mut ClientSession| async {
-        let done = session.commit_transaction().await;
+        let done = measured("commit_transaction", session.commit_transaction()).await;
         (session, done)
     };
     let is_unknown = |error: &Error| error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT);

@@ -3,6 +3,7 @@
 //! | file | operations |
 //! |---|---|
 //! | `select`, `views` | lists, walks and statistics |
+//! | `sample` | numbers of waiting jobs, for metrics |
 //! | `why` | why a job does not run |
 //! | `control` | cancel, hasten, change, retry, delete |
 //! | `expiry`, `retention` | jobs that were not started in time; prune by class and outcome |
@@ -17,6 +18,7 @@ pub(crate) mod doctor;
 pub(crate) mod expiry;
 pub(crate) mod presence;
 pub(crate) mod retention;
+pub(crate) mod sample;
 pub(crate) mod select;
 pub(crate) mod views;
 pub(crate) mod wanted;
@@ -26,6 +28,7 @@ pub mod workers;
 pub use self::{
     control::operations::{Retrial, RetryNote},
     retention::{Covered, OtherClasses, Reasons},
+    sample::GroupSample,
     select::{Match, Walk},
     views::{COUNTED, Finished, LaneCounts, SAMPLED, Unfinished, Waiting, policies_in},
 };

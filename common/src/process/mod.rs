@@ -1,9 +1,11 @@
-//! What the three programs are besides Recruiter: flags, logs, exit codes, the service manager.
+//! What the three programs are besides Recruiter: flags, logs, metrics over HTTP, exit codes, the service manager.
 
 #[cfg(feature = "process")]
 pub mod exit;
 #[cfg(feature = "process")]
 pub mod logging;
+#[cfg(feature = "process")]
+pub mod monitoring;
 #[cfg(feature = "process")]
 pub mod secrets;
 pub mod service;

@@ -1,7 +1,8 @@
 //! Notifications to the service manager: that a process is ready, is stopping, and what it is doing.
 //!
 //! Used by the three programs. A worker inside an application sends nothing ([`Notifier::Silent`]): the application
-//! notifies its service manager itself. Without the feature `process`, no process sends anything.
+//! notifies its service manager itself. Without the feature `process`, no process sends anything. What is sent is also noted in
+//! the room `health`, for the probes.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -11,16 +12,25 @@ use std::{
 #[cfg(feature = "process")]
 use sd_notify::NotifyState;
 
+use crate::health;
+
 /// Maximum time between two calls of [`Watchdog::progress`] in a main loop, for any wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Notifies that the process is ready.
 pub fn ready(status: &str) {
+    health::ready(status);
     notify(News::Ready(status));
+}
+
+/// Notes that the process is not ready for now. The service manager has no word for it.
+pub fn not_ready(why: &str) {
+    health::not_ready(why);
 }
 
 /// Notifies that the process has begun to stop.
 pub fn stopping() {
+    health::not_ready("stopping");
     notify(News::Stopping);
 }
 
@@ -41,6 +51,13 @@ impl Notifier {
         }
     }
 
+    /// Notes that the process is not ready for now. The service manager has no word for it.
+    pub fn not_ready(self, why: &str) {
+        if self == Self::Process {
+            not_ready(why);
+        }
+    }
+
     /// Notifies that the process has begun to stop.
     pub fn stopping(self) {
         if self == Self::Process {
@@ -51,7 +68,7 @@ impl Notifier {
     /// The watchdog of the main loop, which a silent one notifies of nothing.
     pub fn watchdog(self) -> Watchdog {
         match self {
-            Self::Silent => Watchdog::every(None),
+            Self::Silent => Watchdog::silent(),
             Self::Process => Watchdog::of_this_process(),
         }
     }
@@ -67,6 +84,8 @@ impl Notifier {
 pub struct Watchdog {
     /// The interval in which the service manager expects `WATCHDOG=1`, if it expects it.
     interval: Option<Duration>,
+    /// Whether the main loop is that of the process.
+    is_of_process: bool,
     noted: Arc<Mutex<Noted>>,
 }
 
@@ -80,15 +99,23 @@ struct Noted {
 impl Watchdog {
     /// Uses the interval from the environment, set by the service manager (`WATCHDOG_USEC`).
     pub fn of_this_process() -> Self {
-        Self::every(watchdog_interval())
+        Self { is_of_process: true, ..Self::every(watchdog_interval()) }
+    }
+
+    /// The watchdog of a main loop that nothing watches.
+    fn silent() -> Self {
+        Self::every(None)
     }
 
     fn every(interval: Option<Duration>) -> Self {
-        Self { interval, noted: Arc::new(Mutex::new(Noted { progress: Monotonic::now(), told: None })) }
+        Self { interval, is_of_process: false, noted: Arc::new(Mutex::new(Noted { progress: Monotonic::now(), told: None })) }
     }
 
     /// Records progress of the main loop, and notifies the service manager when that is due.
     pub fn progress(&self) {
+        if self.is_of_process {
+            health::progress();
+        }
         if self.note(Monotonic::now()) {
             notify(News::Progress);
         }

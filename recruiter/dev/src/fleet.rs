@@ -102,7 +102,7 @@ pub(crate) struct Plan {
     pub(crate) worker_arguments: Vec<OsString>,
     /// Arguments of the recruiter.
     pub(crate) recruiter_arguments: Vec<OsString>,
-    /// Arguments for the logging of each process.
+    /// Arguments of each process: for its logs and its metrics.
     pub(crate) log_arguments: Vec<String>,
     /// Log file of the processes; this process's standard error if `None`.
     pub(crate) log: Option<File>,
@@ -122,6 +122,8 @@ impl Plan {
         command.args(&self.log_arguments).env("MONGODB_URI", uri).env_remove("RECRUITER_COLLECTION_PREFIX");
         // The service manager of this process, if there is one, must not receive the readiness of child processes.
         command.env_remove("NOTIFY_SOCKET");
+        // Only one of the processes could listen there.
+        command.env_remove("RECRUITER_METRICS");
         for (name, _) in env::vars_os().filter(|(name, _)| !self.pass_settings && name.to_string_lossy().starts_with("RECRUITER_")) {
             command.env_remove(name);
         }

@@ -16,6 +16,8 @@
 //! | `schedules` | the jobs of schedules, beside the rounds |
 //! | `consumers` | messages of consumer groups become jobs, beside the rounds |
 //! | `dependencies` | jobs that wait for others are released or cancelled, beside the rounds |
+//! | `sampling` | numbers of waiting jobs for metrics, beside the rounds |
+//! | `meters` | what is measured |
 //! | `model` | tests: the rules of staleness for every order of events |
 
 mod admission;
@@ -26,10 +28,12 @@ mod dependencies;
 mod fleet;
 mod lanes;
 mod lease;
+mod meters;
 #[cfg(test)]
 mod model;
 mod plan;
 mod rounds;
+mod sampling;
 mod schedules;
 
 use std::time::{Duration, Instant};
@@ -42,7 +46,7 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-pub(crate) use self::lease::Leadership;
+pub(crate) use self::{lease::Leadership, meters::Meters};
 use tokio::sync::mpsc;
 
 use self::{
@@ -64,6 +68,7 @@ pub(crate) async fn lead(
     hints_at: &HintsAt,
     leadership: Leadership,
     watchdog: &Watchdog,
+    meters: &mut Meters,
     shutdown: &mut Shutdown,
 ) {
     tracing::info!(lease.term = leadership.term().0, "leading");
@@ -71,32 +76,43 @@ pub(crate) async fn lead(
         Ok(assigning) => assigning,
         Err(error) => {
             tracing::warn!(error = chain(&error), "cannot begin the term; releasing the lease");
+            recruiter_common::service::not_ready("cannot begin to lead");
             leadership.release(store).await;
             shutdown.sleep(RETRY).await;
             return;
         }
     };
     recruiter_common::service::ready("leading");
+    meters.begin(leadership.term());
     let ((ends, news), (release, released)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-    let mut rounds = Rounds { store, poll, hints_at, leadership: &leadership, watchdog, ends, released };
-    let mut schedules = Schedules::new(store, poll, &leadership);
+    let Meters { rounds: of_rounds, schedules: of_schedules, samples, .. } = meters;
+    let mut rounds = Rounds { store, poll, hints_at, leadership: &leadership, watchdog, meters: of_rounds, ends, released };
+    let mut schedules = Schedules::new(store, poll, &leadership, of_schedules);
     let mut dependencies = Dependencies::new(store, poll, news, release);
     let mut consumers = Consumers::new(store, &leadership);
-    let [mut stopping, mut ending, mut finishing] = [shutdown.clone(), shutdown.clone(), shutdown.clone()];
+    let [mut stopping, mut ending, mut finishing, mut leaving] = std::array::from_fn(|_| shutdown.clone());
+    let sampling = async {
+        if let Some(samples) = samples {
+            samples.run(store, &leadership, &mut leaving).await;
+        }
+    };
     let duties = async {
         tokio::join!(
             rounds.run(assigning, shutdown),
             schedules.run(&mut stopping),
             dependencies.run(&mut ending),
-            consumers.run(&mut finishing)
+            consumers.run(&mut finishing),
+            sampling
         )
     };
     let may_hold_it = tokio::select! {
-        ((), (), (), ()) = duties => true,
+        ((), (), (), (), ()) = duties => true,
         // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
         may_hold_it = leadership.keep(store) => may_hold_it,
     };
     drop(consumers);
+    recruiter_common::service::not_ready("the term is over");
+    meters.end();
     if may_hold_it {
         leadership.release(store).await;
     }

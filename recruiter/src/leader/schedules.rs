@@ -30,7 +30,7 @@ use recruiter_common::{
     telemetry::chain,
 };
 
-use super::lease::Leadership;
+use super::{lease::Leadership, meters::ScheduleMeters};
 
 /// Wait after a step that failed in MongoDB, and while the lease is not trusted.
 const RETRY: Duration = Duration::from_millis(500);
@@ -52,6 +52,7 @@ pub(crate) struct Schedules<'a> {
     /// When all schedules are read again.
     read_all_at: Monotonic,
     session: CommitSession,
+    meters: &'a ScheduleMeters,
 }
 
 /// What the leader remembers of a schedule.
@@ -63,9 +64,9 @@ struct Known {
 }
 
 impl<'a> Schedules<'a> {
-    pub(crate) fn new(store: &'a Store, poll: Duration, leadership: &'a Leadership) -> Self {
-        let now = Monotonic::now();
-        Self { store, poll, leadership, known: BTreeMap::new(), poll_at: now, read_all_at: now, session: CommitSession::default() }
+    pub(crate) fn new(store: &'a Store, poll: Duration, leadership: &'a Leadership, meters: &'a ScheduleMeters) -> Self {
+        let (now, session) = (Monotonic::now(), CommitSession::default());
+        Self { store, poll, leadership, known: BTreeMap::new(), poll_at: now, read_all_at: now, session, meters }
     }
 
     /// Enqueues the jobs of due slots until a stop is requested. The stop waits for the end of the step. If the lease is lost, this is
@@ -175,6 +176,9 @@ impl<'a> Schedules<'a> {
         }
         match self.store.advance_schedules(&advances).await {
             Ok(all_advanced) => {
+                if all_advanced {
+                    self.measure(steps, at);
+                }
                 for advance in advances {
                     if !all_advanced {
                         // One was not as it was read: the next poll reads them again.
@@ -235,7 +239,16 @@ impl<'a> Schedules<'a> {
                 known.due = advance.next_run;
             }
         }
+        self.measure(steps, at);
         Ok(true)
+    }
+
+    /// Measures steps that are handled, at this time.
+    fn measure(&self, steps: &[Step], at: Instant) {
+        for Step { schedule, run, missed, overlap, .. } in steps {
+            run.iter().for_each(|slot| self.meters.ran(at - schedule.schedule.due(&schedule.name, *slot)));
+            self.meters.left_out(*missed, *overlap);
+        }
     }
 
     /// An invalid schedule does nothing until it changes.

@@ -39,6 +39,7 @@ mod lines;
 mod locked_ahead;
 mod long_lived;
 mod messages;
+mod metrics;
 mod mongo_shell;
 mod notes;
 mod operator;

@@ -10,7 +10,7 @@ use recruiter_common::{
     store::{ProcessIdentity, Store},
 };
 
-use super::{outliving::Outliving, source::Source};
+use super::{meters::Meters, outliving::Outliving, source::Source};
 use crate::{config::WorkerConfig, event::Listener, layer::Layers, panics::guarded, registry::Registry};
 
 pub(crate) struct Dependencies {
@@ -26,6 +26,7 @@ pub(crate) struct Dependencies {
     /// Where the jobs come from.
     pub(crate) source: Source,
     pub(crate) outliving: Outliving,
+    pub(crate) meters: Meters,
     pub(crate) notifier: Notifier,
     /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,

@@ -148,6 +148,7 @@ async fn drop_jobs(session: &mut Session, end: SessionEnd) {
 async fn leave(session: Session, end: SessionEnd, unended: &[JobId]) {
     let store = session.store().clone();
     let watchdog = session.dependencies().watchdog.clone();
+    session.dependencies().meters.left();
     let Session { id, recording, beating, environment, work, .. } = session;
     // Aborts the jobs that still run. The recorder ends when all references to it are dropped.
     drop((environment, work));

@@ -11,6 +11,7 @@
 //! | `lease` | how long this worker may start jobs; its heartbeat |
 //! | `held` | the jobs that a session holds, and the phase of each |
 //! | `dependencies` | what all sessions of a process use |
+//! | `meters` | what is measured |
 //! | `outliving` | which classes often outlive the grace period |
 //! | `source` | where the jobs come from: the roster, or this process |
 //! | `record` | what is recorded about ends, and the task that writes it |
@@ -22,6 +23,7 @@ mod drain;
 mod environment;
 mod held;
 mod lease;
+pub(crate) mod meters;
 pub(crate) mod outliving;
 mod record;
 mod run;
@@ -81,6 +83,7 @@ async fn run_session(
     request: &mut Option<Request>,
     shutdown: &mut Shutdown,
 ) -> Result<SessionEnd, StoreError> {
+    dependencies.notifier.not_ready("not registered");
     let mut session = Session::register(dependencies.clone()).await?;
     let offered = async {
         if let Some(request) = request.clone() {

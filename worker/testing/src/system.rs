@@ -6,6 +6,7 @@ use recruiter::run::RunArgs;
 use recruiter_cleaner::config::CleanerArgs;
 use recruiter_common::{
     Client, EnqueueError, JobId, NewJob, WaitError, Workable,
+    monitoring::MetricsArgs,
     shutdown::{Shutdown, Trigger},
     store::{End, Store, StoreError, Unfinished},
 };
@@ -23,8 +24,13 @@ const ABOUT_TO_BE_DUE: Duration = Duration::from_millis(100);
 const NAMED: usize = 5;
 
 /// How a recruiter runs here. It scans often, because a delayed job and a retry start with a scan.
-const RECRUITER: RunArgs =
-    RunArgs { lease: Duration::from_secs(15), poll: Duration::from_millis(200), hints_directory: None, hints_address: None };
+const RECRUITER: RunArgs = RunArgs {
+    lease: Duration::from_secs(15),
+    poll: Duration::from_millis(200),
+    hints_directory: None,
+    hints_address: None,
+    metrics: MetricsArgs::NONE,
+};
 /// How a cleaner runs here. It sweeps often, because it looks for expired jobs as often.
 const CLEANER: CleanerArgs = CleanerArgs {
     dead_after: Duration::from_secs(30),

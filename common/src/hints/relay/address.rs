@@ -5,15 +5,11 @@ use std::{fmt, io::Error, net::IpAddr, str::FromStr};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::roster::ProcessIdentity;
+use crate::{base::Address, roster::ProcessIdentity};
 
 /// A host, by its name or IP address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HintsAddress {
-    /// An IPv6 address is without brackets here.
-    host: String,
-    port: u16,
-}
+pub struct HintsAddress(Address);
 
 /// A text is not a [`HintsAddress`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -24,26 +20,13 @@ impl FromStr for HintsAddress {
     type Err = InvalidHintsAddress;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let invalid = || InvalidHintsAddress(text.to_owned());
-        let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
-        let port = port.parse().map_err(|_| invalid())?;
-        let host = match host.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')) {
-            Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_ok() => inner,
-            Some(_) => return Err(invalid()),
-            None => host,
-        };
-        let is_name = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
-        if !is_name && host.parse::<IpAddr>().is_err() {
-            return Err(invalid());
-        }
-        Ok(Self { host: host.to_owned(), port })
+        text.parse().map(Self).map_err(|_| InvalidHintsAddress(text.to_owned()))
     }
 }
 
 impl fmt::Display for HintsAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+        self.0.fmt(f)
     }
 }
 
@@ -51,15 +34,16 @@ impl HintsAddress {
     /// Listens there. Returns the address at which others can connect: with the actual port if it is 0 here, and with the name of this
     /// machine if the host here stands for all addresses of it.
     pub(crate) async fn listen(&self) -> Result<(TcpListener, Self), Error> {
-        let listener = TcpListener::bind((self.host.as_str(), self.port)).await?;
+        let Self(Address { host, port }) = self;
+        let listener = TcpListener::bind((host.as_str(), *port)).await?;
         let port = listener.local_addr()?.port();
-        let stands_for_all = self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
-        let host = if stands_for_all { ProcessIdentity::of_this_process()?.hostname } else { self.host.clone() };
-        Ok((listener, Self { host, port }))
+        let stands_for_all = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+        let host = if stands_for_all { ProcessIdentity::of_this_process()?.hostname } else { host.clone() };
+        Ok((listener, Self(Address { host, port })))
     }
 
     pub(crate) async fn connect(&self) -> Result<TcpStream, Error> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let stream = TcpStream::connect((self.0.host.as_str(), self.0.port)).await?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }

@@ -248,6 +248,26 @@ impl Situation {
         Why::new(Reason::Assignable, text)
     }
 
+    /// Why the due jobs of this lane wait, in one word: what `why` says about most of them.
+    pub fn reason_in_lane(&self, lane: &Lane) -> Reason {
+        let is_line = || lane.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some());
+        let has_slots = || self.workers.takers(&lane.class, &lane.group).any(|worker| free_slots_of(&worker.document, &lane.class) > 0);
+        match self.why_not_taken(lane).or_else(|| self.why_refused(lane)) {
+            Some(why) => why.reason,
+            None if is_line() => Reason::Behind,
+            None if !has_slots() => Reason::NoFreeSlot,
+            None if self.has_rate(lane) => Reason::Rate,
+            None => Reason::Assignable,
+        }
+    }
+
+    /// The resources that have a capacity: how many permits of each are in use, and how many there are.
+    pub fn permits(&self) -> impl Iterator<Item = (String, usize, u32)> {
+        let of_groups = self.settings.groups.iter().map(|(group, settings)| (resource_of_group(group), &settings.limit));
+        let limits = self.settings.limits.iter().map(|(resource, limit)| (resource.clone(), limit)).chain(of_groups);
+        limits.filter_map(|(resource, limit)| Some((resource.clone(), self.used(&resource), limit.capacity?)))
+    }
+
     /// The slowest rate of this lane, if it may be why its next job waits. The leader alone knows the next start of a fast rate.
     fn why_rate(&self, lane: &Lane, due: &Due<'_>) -> Option<Why> {
         let Due { waiting, since, before, behind, .. } = *due;

@@ -59,6 +59,9 @@ pub(crate) struct Setting {
     /// Simulated network latency between the processes and MongoDB, in each direction
     #[arg(long, global = true, env = "RECRUITER_BENCH_NETWORK_LATENCY", value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) network_latency: Option<Duration>,
+    /// Let each process record and serve its metrics, to measure what that costs
+    #[arg(long, global = true, env = "RECRUITER_BENCH_METRICS", value_parser = BoolishValueParser::new())]
+    pub(crate) metrics: bool,
 }
 
 #[derive(Subcommand, Clone, Debug)]

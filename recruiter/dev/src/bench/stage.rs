@@ -38,6 +38,8 @@ const STALLED_AFTER: Duration = Duration::from_secs(60);
 /// snapshot reads, which nothing uses and which MongoDB otherwise keeps for five minutes.
 const FOR_MANY_WRITES: [&str; 4] = ["--wiredTigerCacheSizeGB", "1", "--setParameter", "minSnapshotHistoryWindowInSeconds=0"];
 const LOG: &str = "processes.log";
+/// Metrics of each process are served at a port of its own.
+const METRICS: &str = "--metrics=127.0.0.1:0";
 /// A collection that only benchmarks write.
 const PROBES: &str = "probes";
 /// How long the server waits for a change before it returns an empty reply.
@@ -152,7 +154,7 @@ impl Stage {
             workers: 0,
             recruiter_arguments: Vec::new(),
             worker_arguments: arguments.into_iter().chain(worker_arguments.iter().map(Into::into)).collect(),
-            log_arguments: vec!["--log=warn".into()],
+            log_arguments: ["--log=warn"].into_iter().chain(setting.metrics.then_some(METRICS)).map(Into::into).collect(),
             log: Some(OpenOptions::new().append(true).create(true).open(self.home.path().join(LOG))?),
             pass_settings: false,
         };

@@ -60,7 +60,7 @@ impl Assigning {
             }
         }
         plan.lanes.iter().for_each(|lane| self.lanes.windows.add_recent(lane));
-        self.lanes.windows.remove(&plan.lanes, &assigned);
+        self.assigned = self.lanes.windows.remove(&plan.lanes, &assigned);
         if are_all {
             self.fleet.remove(&won);
         } else {

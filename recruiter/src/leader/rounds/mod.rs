@@ -23,7 +23,7 @@ use self::{
     trigger::Trigger,
     unannounced::UnannouncedScans,
 };
-use super::lease::Leadership;
+use super::{lease::Leadership, meters::RoundMeters};
 
 /// If a full scan takes long, the next one is due after this many times its duration, but after this many poll intervals at most.
 const RARER: u32 = 3;
@@ -39,6 +39,7 @@ pub(crate) struct Rounds<'a> {
     pub(crate) hints_at: &'a HintsAt,
     pub(crate) leadership: &'a Leadership,
     pub(crate) watchdog: &'a Watchdog,
+    pub(crate) meters: &'a mut RoundMeters,
     /// Where hints about ends go, to the duty of dependencies.
     pub(crate) ends: mpsc::UnboundedSender<Hint>,
     /// The jobs that this duty has released.
@@ -75,6 +76,7 @@ impl Rounds<'_> {
                 Ok(summary) => summary,
                 Err(error) => {
                     tracing::warn!(error = chain(&error), "a round failed; retrying");
+                    self.meters.failed();
                     is_failing = true;
                     assigning.forget();
                     scan_at = Monotonic::now();
@@ -89,6 +91,7 @@ impl Rounds<'_> {
             if std::mem::take(&mut is_failing) {
                 tracing::info!("rounds succeed again");
             }
+            self.meters.succeeded(&assigning.assigned, summary.slots, began.elapsed());
             log(&summary, began.elapsed());
             if is_scan {
                 unannounced.scanned(summary.unannounced > 0, began.elapsed(), Monotonic::now());
@@ -153,6 +156,7 @@ impl Rounds<'_> {
 
     /// Adds a hint to the trigger, or passes it on to the duty of dependencies.
     fn note(&self, hint: Hint, trigger: &mut Trigger, assigning: &mut Assigning) {
+        self.meters.hint(&hint);
         if matches!(hint, Hint::Ended { .. } | Hint::Waiting { .. } | Hint::Seed) {
             // That duty ends together with the rounds.
             let _ = self.ends.send(hint.clone());

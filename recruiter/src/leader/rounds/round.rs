@@ -64,6 +64,8 @@ pub(crate) struct Assigning {
     pub(crate) admission: Admission,
     pub(crate) keep_alive: KeepAlive,
     pub(crate) alarms: Alarms,
+    /// How many jobs of which group the last round has assigned; a group may be there several times.
+    pub(super) assigned: Vec<(String, usize)>,
 }
 
 impl Assigning {
@@ -93,6 +95,7 @@ impl Assigning {
         trigger: Trigger,
         every: Duration,
     ) -> Result<Summary, StoreError> {
+        self.assigned.clear();
         let at = store.monotonic();
         self.read(store, term, &trigger, at).await?;
         let now = store.now();

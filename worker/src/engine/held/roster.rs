@@ -47,6 +47,12 @@ impl Held {
         self.known.lock().number(&[Phase::Recorded])
     }
 
+    /// The numbers of busy and of free slots.
+    pub(crate) fn slots(&self) -> (u32, u32) {
+        let known = self.known.lock();
+        (known.number(&Phase::IN_SLOTS), known.free())
+    }
+
     /// Whether jobs wait for their start.
     pub(crate) fn has_queued(&self) -> bool {
         self.known.lock().number(&Phase::QUEUED) > 0

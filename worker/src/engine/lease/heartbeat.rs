@@ -17,7 +17,7 @@ use recruiter_common::{
 use tokio::sync::mpsc;
 
 use super::Lease;
-use crate::engine::held::Held;
+use crate::engine::{held::Held, meters::HeartbeatMeters};
 
 /// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats at the same instant share one journal write of MongoDB.
 const TOGETHER: Duration = Duration::from_millis(250);
@@ -38,12 +38,14 @@ pub(crate) struct Heartbeat {
     pub(crate) lease_for: Duration,
     /// The session loop notes its progress here.
     pub(crate) watchdog: Watchdog,
+    pub(crate) meters: HeartbeatMeters,
 }
 
 impl Heartbeat {
     /// Sends heartbeats until the worker is declared dead or the session is gone. Gives the replies to the session.
     pub(crate) async fn run(self, news: mpsc::Sender<HeartbeatReply>) {
         let (mut is_failing, mut hanging) = (false, 0_u32);
+        let mut acknowledged = Uptime::now();
         while !news.is_closed() {
             let stalled = self.watchdog.stalled_for();
             if stalled > self.lease_for + HANGS_AFTER {
@@ -64,6 +66,7 @@ impl Heartbeat {
             let next = match self.store.heartbeat(self.worker, &self.held.working_on()).await {
                 Ok(reply @ HeartbeatReply::Seen { at, .. }) => {
                     self.lease.renew(sent, at, self.lease_for);
+                    self.meters.acknowledged(sent, std::mem::replace(&mut acknowledged, sent), at);
                     if std::mem::take(&mut is_failing) {
                         tracing::info!(worker.id = %self.worker, "heartbeats are acknowledged again");
                     }
@@ -76,6 +79,7 @@ impl Heartbeat {
                     return;
                 }
                 Err(error) => {
+                    self.meters.failed();
                     if !std::mem::replace(&mut is_failing, true) {
                         tracing::warn!(worker.id = %self.worker, error = chain(&error), "a heartbeat was not acknowledged; trying again");
                     }

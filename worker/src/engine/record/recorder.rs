@@ -30,7 +30,10 @@ use super::{
     pending::{Entry, PAUSE, Pending, Record as _},
     writer::{BATCH, Writer},
 };
-use crate::context::{Notes, NotesQueue};
+use crate::{
+    context::{Notes, NotesQueue},
+    engine::meters::CommitMeters,
+};
 
 /// After a batch of this many entries the next is written without a wait.
 const NO_WAIT_FROM: usize = 100;
@@ -55,11 +58,11 @@ impl NotesQueue for WeakRecorder {
 impl Recorder {
     /// Starts the recorder's task, which archives in `session`. The task ends when every clone of this recorder is dropped and every entry
     /// is written.
-    pub(crate) fn start(store: Store, worker: WorkerId, session: CommitSession) -> (Self, JoinHandle<()>) {
+    pub(crate) fn start(store: Store, worker: WorkerId, session: CommitSession, meters: CommitMeters) -> (Self, JoinHandle<()>) {
         let (sender, queue) = mpsc::unbounded_channel();
         let progress = Writer::new(store.clone(), worker, CommitSession::default());
         let ends = Writer::new(store, worker, session);
-        (Self(sender), tokio::spawn(run(ends, progress, queue)))
+        (Self(sender), tokio::spawn(run(ends, progress, queue, meters)))
     }
 
     /// Where the notes of a job are queued.
@@ -91,7 +94,7 @@ impl Recorder {
 
 /// The recorder's task. A progress write and the end of the same job never overlap: both writers finish before the next batch, and
 /// `Items::close` and `Notes::close` precede the end in the queue.
-async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedReceiver<Entry>) {
+async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedReceiver<Entry>, meters: CommitMeters) {
     let mut pending = Pending::default();
     let mut batch = Vec::with_capacity(BATCH);
     let mut rest_until = Monotonic::now();
@@ -114,6 +117,7 @@ async fn run(mut ends: Writer, mut progress: Writer, mut queue: mpsc::UnboundedR
         let ((archivals, reschedulings), (items, unwritten)) = tokio::join!(ended, in_progress);
         notes.extend(unwritten.into_iter().filter(|waiting| !waiting.record.is_finished()));
         pending = Pending { archivals, reschedulings, items, notes };
+        meters.written(written, began);
         if written < NO_WAIT_FROM {
             rest_until = Monotonic::now() + began.elapsed().min(LONGEST_REST);
         }

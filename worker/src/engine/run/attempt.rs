@@ -33,7 +33,8 @@ async fn run_unit(environment: &Environment, mut unit: Box<Unit>) -> JobId {
     let began = Monotonic::now();
     let events = Events::of_start(environment, &context);
     let ended = unit.execute(Place::Session(environment)).await;
-    let duration_ms = milliseconds(began.elapsed());
+    let took = began.elapsed();
+    events.executed(took);
     let recorded = match write_of(&unit, &ended) {
         _ if ended.is_recorded => Some(Recorded::Yes),
         Some(end) => environment.recorder.record(end).await,
@@ -54,7 +55,7 @@ async fn run_unit(environment: &Environment, mut unit: Box<Unit>) -> JobId {
         }
     }
     environment.held.note_recorded(job);
-    log(&context.job, duration_ms, verdict);
+    log(&context.job, milliseconds(took), verdict);
     events.end(verdict);
     unit.hooks(verdict).await;
     job

@@ -1,6 +1,6 @@
 //! The events of an attempt for the application, one at the start and one at the end; its span, and its line in the log.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use recruiter_common::job::{FinishReason, Job};
 
@@ -8,6 +8,7 @@ use crate::{
     context::Context,
     engine::{
         environment::Environment,
+        meters::{ClassMeters, Outcome},
         record::verdict::{Again, Verdict},
     },
     event::WorkerEvent,
@@ -18,20 +19,29 @@ use crate::{
 pub(super) struct Events<'a> {
     environment: &'a Environment,
     context: &'a Arc<Context>,
+    meters: &'a ClassMeters,
     has_ended: bool,
 }
 
 impl<'a> Events<'a> {
     /// Reports that the workable is about to be called.
     pub(super) fn of_start(environment: &'a Environment, context: &'a Arc<Context>) -> Self {
+        let (store, meters) = (&environment.dependencies.store, environment.dependencies.meters.of(&context.job.class));
+        meters.started(&context.job, store.now());
         emit(environment, &WorkerEvent::Started { job: context });
-        environment.dependencies.store.tell_started(&context.job);
-        Self { environment, context, has_ended: false }
+        store.tell_started(&context.job);
+        Self { environment, context, meters, has_ended: false }
+    }
+
+    /// Notes how long the execution has taken.
+    pub(super) fn executed(&self, took: Duration) {
+        self.meters.executed(took);
     }
 
     /// Reports the recorded end.
     pub(super) fn end(mut self, verdict: &Verdict) {
         self.has_ended = true;
+        self.meters.ended(outcome(verdict));
         emit(self.environment, &event(self.context, verdict));
     }
 }
@@ -39,6 +49,7 @@ impl<'a> Events<'a> {
 impl Drop for Events<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
+            self.meters.ended(Outcome::ClaimLost);
             emit(self.environment, &WorkerEvent::ClaimLost { job: self.context });
         }
     }
@@ -61,6 +72,20 @@ fn event<'a>(job: &'a Context, verdict: &'a Verdict) -> WorkerEvent<'a> {
         Verdict::Retry { failure: reason, again: Again::Interrupted, .. } => WorkerEvent::Interrupted { job, reason },
         Verdict::Release { failure: reason, .. } => WorkerEvent::Released { job, reason },
         Verdict::ClaimLost => WorkerEvent::ClaimLost { job },
+    }
+}
+
+/// What is counted about a verdict.
+fn outcome(verdict: &Verdict) -> Outcome {
+    match verdict {
+        Verdict::Archive { failure: None, .. } | Verdict::Become { .. } => Outcome::Done,
+        Verdict::Archive { why, failure: Some(_), .. } if *why == FinishReason::CANCELLED => Outcome::Cancelled,
+        Verdict::Archive { failure: Some(_), .. } => Outcome::Failed,
+        Verdict::Retry { again: Again::Failed, .. } => Outcome::Retried,
+        Verdict::Retry { again: Again::Snoozed, .. } => Outcome::Snoozed,
+        Verdict::Retry { again: Again::Interrupted, .. } => Outcome::Interrupted,
+        Verdict::Release { .. } => Outcome::Released,
+        Verdict::ClaimLost => Outcome::ClaimLost,
     }
 }
 

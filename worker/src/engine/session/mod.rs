@@ -192,6 +192,7 @@ impl Session {
 
     /// Notes progress of the session loop: once in each pass, and after each call to MongoDB in it.
     pub(crate) fn progress(&self) {
+        self.dependencies().meters.slots(self.environment.held.slots());
         self.dependencies().watchdog.progress();
     }
 

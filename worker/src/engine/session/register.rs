@@ -51,8 +51,9 @@ impl Session {
         let (lease, sent) = (Arc::new(Lease::default()), Uptime::now());
         if let HeartbeatReply::Seen { at, .. } = store.heartbeat(id, &[]).await? {
             lease.renew(sent, at, config.lease);
+            dependencies.meters.heartbeats.acknowledged(sent, sent, at);
         }
-        let (recorder, recording) = Recorder::start(Store::clone(store), id, commits);
+        let (recorder, recording) = Recorder::start(Store::clone(store), id, commits, dependencies.meters.commits.clone());
         let registry = &dependencies.registry;
         let held = Arc::new(Held::new(config.concurrency, registry.threads.clone(), registry.class_slots()));
         dependencies.watchdog.progress();
@@ -64,6 +65,7 @@ impl Session {
             every: config.heartbeat,
             lease_for: config.lease,
             watchdog: dependencies.watchdog.clone(),
+            meters: dependencies.meters.heartbeats.clone(),
         };
         let (sender, news) = mpsc::channel(4);
         let beating = tokio::spawn(heartbeat.run(sender));

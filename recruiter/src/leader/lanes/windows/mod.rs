@@ -176,17 +176,20 @@ impl Windows {
         must_search
     }
 
-    /// Removes assigned jobs.
-    pub(crate) fn remove(&mut self, lanes: &HashSet<Lane>, jobs: &HashSet<JobId>) {
-        let horizon = self.horizon();
+    /// Removes assigned jobs. Returns the groups of these lanes, and how many jobs were removed.
+    pub(crate) fn remove(&mut self, lanes: &HashSet<Lane>, jobs: &HashSet<JobId>) -> Vec<(String, usize)> {
+        let (horizon, mut removed) = (self.horizon(), Vec::with_capacity(lanes.len()));
         for lane in lanes {
             if let Some(window) = self.windows.get_mut(lane) {
+                let before = window.jobs.len();
                 window.jobs.retain(|job| !jobs.contains(&job.id));
+                removed.push((lane.group.clone(), before - window.jobs.len()));
                 if window.is_redundant(horizon) {
                     self.windows.remove(lane);
                 }
             }
         }
+        removed
     }
 
     /// Updates which kinds of workers take each lane.
