@@ -303,7 +303,7 @@ async fn a_recruiter_that_stands_by_shows_no_numbers_of_the_leader() {
     assert!(value("recruiter_leader").await > 0.5 && value("recruiter_lease_term").await > 0.5);
     // Another one leads, and renews its lease while this one is frozen.
     recruiter.pause();
-    let other = Process::on(&database, "recruiter", &["run", "--lease=1m"]);
+    let other = Process::on(&database, "recruiter", &["run", "--lease=5s"]);
     wait_until(SOON, "the other leads", async || other.stderr().contains("leading")).await;
     recruiter.resume();
     wait_until(SOON, "it stands by", async || page(at, "/readyz").await == (200, "standing by\n".into())).await;
