@@ -237,7 +237,8 @@ async fn every_metric_has_a_value_in_the_life_of_a_system() {
     // The death of a worker, and its rescue.
     life.processes.remove(1).kill();
     life.until("recruiter_workers_retired_total", &[("cause", "gone")], |workers| (workers - 1.0).abs() < 0.5).await;
-    life.until("recruiter_jobs_rescued_total", &[("outcome", "archived")], |jobs| (jobs - 1.0).abs() < 0.5).await;
+    // The schedule's jobs may have run there, too.
+    life.until("recruiter_jobs_rescued_total", &[("outcome", "archived")], |jobs| jobs >= 1.0).await;
     life.until("recruiter_jobs_expired_total", &[], |jobs| (jobs - 1.0).abs() < 0.5).await;
     life.until("recruiter_jobs_pruned_total", &[], |jobs| jobs >= 1.0).await;
     life.until("recruiter_duty_seconds_count", &[("duty", "sweep")], |passes| passes >= 1.0).await;
