@@ -33,7 +33,8 @@ pub use crate::{
     },
     lines::Head,
     mongo::{
-        Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, WalkStep, cut, lossy,
+        Channel, CommitSession, ConnectArgs, ConnectError, DEFAULT_DATABASE, DOCUMENT_FAULTS, DriverError, StoreError, WalkStep, cut,
+        is_commit_unknown, lossy,
     },
     operator::{
         COUNTED, Covered, Finished, GroupSample, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished,

@@ -90,15 +90,27 @@ fn node_and_npm() -> (PathBuf, Tool) {
     (node, npm)
 }
 
+/// Runs a script in node, which finds this package of npm, with these arguments. Panics with its standard error.
+pub fn run_with_package(package: &str, version: &str, script: &str, arguments: &[&str]) -> String {
+    let (node, modules) = npm_package(package, version);
+    run(Command::new(node).env("NODE_PATH", modules).args(["-e", script]).args(arguments))
+}
+
 /// A script of a package of npm, installed once.
 fn npm_tool(package: &str, version: &str, script: &str) -> Tool {
+    let (node, modules) = npm_package(package, version);
+    Tool::script(&node, modules.join(package).join(script))
+}
+
+/// Node, and the directory of modules that has this package.
+fn npm_package(package: &str, version: &str) -> (PathBuf, PathBuf) {
     let (node, npm) = node_and_npm();
     let directory = cache::installed(&format!("{package}-{version}"), |target| {
         let mut npm = npm.command();
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix"]);
         run(npm.arg(target).arg(format!("{package}@{version}")));
     });
-    Tool::script(&node, directory.join("node_modules").join(package).join(script))
+    (node, directory.join("node_modules"))
 }
 
 fn on_path(program: &str) -> bool {

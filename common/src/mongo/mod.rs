@@ -77,7 +77,7 @@ pub use self::{
     connect_error::ConnectError,
     error::{DriverError, StoreError},
     readable::lossy,
-    session::CommitSession,
+    session::{CommitSession, is_commit_unknown},
 };
 use self::{error::code_of, parts::Parts};
 use crate::{
@@ -184,6 +184,14 @@ impl Client {
     /// # Errors
     /// When MongoDB cannot be reached.
     pub async fn refresh_clock(&self) -> Result<(), StoreError> {
+        // The driver repeats a read whose connection is lost, but no command that it does not know as one.
+        match self.ask_for_time().await {
+            Err(error) if error.is_transient() => self.ask_for_time().await,
+            asked => asked,
+        }
+    }
+
+    async fn ask_for_time(&self) -> Result<(), StoreError> {
         let database = self.database.clone();
         let asked = Uptime::now();
         let reply = call("refresh_clock", async move { database.run_command(doc! { "hello": 1 }).await }).await?;

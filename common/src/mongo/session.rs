@@ -5,10 +5,14 @@ use bson::Document;
 use futures_util::future::BoxFuture;
 use mongodb::{
     ClientSession, Database,
-    error::{Error, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+    error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT, WriteFailure},
 };
 
-use super::{Store, StoreError, call, error::is_transaction_open, measured, met_by};
+use super::{
+    Store, StoreError, call,
+    error::{code_of, is_transaction_open},
+    measured, met_by,
+};
 use crate::base::at_once;
 
 /// The immediate repetitions of a transaction after a transient error, and of its commit.
@@ -141,14 +145,24 @@ pub(crate) async fn write_in(session: &mut ClientSession, database: &Database, c
     met_by(&database.run_command(command).session(session).await?)
 }
 
-/// Commits. While MongoDB labels the outcome of the commit as unknown, the commit is sent again, which is safe.
+/// The code of an operation that was interrupted, for example because its session was ended.
+const INTERRUPTED: i32 = 11_601;
+
+/// Whether the outcome of a commit with this error is unknown, so that the commit must be sent again, which is safe. A cleaner ends the
+/// sessions of a worker that it believes dead: that interrupts a commit, perhaps after it has happened, and has no label.
+pub fn is_commit_unknown(error: &Error) -> bool {
+    let of_concern =
+        || if let ErrorKind::Write(WriteFailure::WriteConcernError(concern)) = error.kind.as_ref() { Some(concern.code) } else { None };
+    error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) || code_of(error).or_else(of_concern) == Some(INTERRUPTED)
+}
+
+/// Commits, again while the outcome is unknown.
 pub(crate) async fn commit<'s>(session: &'s mut ClientSession) -> Result<(), Error> {
     let once = |session: &'s mut ClientSession| async {
         let done = measured("commit_transaction", session.commit_transaction()).await;
         (session, done)
     };
-    let is_unknown = |error: &Error| error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT);
-    once.retry(AGAIN).sleep(at_once).context(session).when(is_unknown).await.1
+    once.retry(AGAIN).sleep(at_once).context(session).when(is_commit_unknown).await.1
 }
 
 /// Checks that the caller has started a transaction: without one, writes that belong together could be made in part.

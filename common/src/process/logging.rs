@@ -43,10 +43,10 @@ pub struct InvalidFilter {
 }
 
 impl LogArgs {
-    /// Changes the default to warnings only, for commands whose output is for their user.
+    /// Changes the default, for commands whose output is for their user.
     #[must_use]
-    pub fn quietly(mut self) -> Self {
-        self.filter.get_or_insert_with(|| "warn".into());
+    pub fn or(mut self, filter: &str) -> Self {
+        self.filter.get_or_insert_with(|| filter.into());
         self
     }
 

@@ -34,7 +34,7 @@ enum Command {
 impl Config {
     /// Runs the command, [`until_stopped`].
     pub async fn run(self) -> anyhow::Result<()> {
-        let log = if matches!(self.command, Command::Dev(_)) { self.log.clone() } else { self.log.clone().quietly() };
+        let log = if matches!(self.command, Command::Dev(_)) { self.log.clone() } else { self.log.clone().or("warn") };
         until_stopped(&log, |shutdown| self.dispatch(shutdown)).await
     }
 

@@ -1,6 +1,7 @@
 //! The command line of `recruiter`. Each command is one file that reads its flags and prints. The library has the
 //! rules.
 
+mod agenda;
 mod change;
 mod completions;
 mod consumers;
@@ -26,6 +27,8 @@ mod roster;
 mod schedules;
 mod schedules_file;
 mod stats;
+mod top;
+mod units;
 pub mod view;
 mod wait;
 mod why;
@@ -163,6 +166,9 @@ enum Command {
     Workers(workers::WorkersCommand),
     /// Show queue depth, throughput and latency
     Stats(stats::StatsArgs),
+    /// Watch throughput, groups, workers and failures in the terminal, and act on them
+    #[command(after_help = top::EXAMPLES)]
+    Top(top::TopArgs),
     /// Examine MongoDB, the schema, the processes and the waiting jobs, and say what to do
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
@@ -177,6 +183,12 @@ enum Command {
     /// List, set, reset and remove consumer groups, whose messages become jobs
     #[command(subcommand)]
     Consumers(consumers::ConsumersCommand),
+    /// Take over the jobs of another job system
+    #[command(subcommand)]
+    Import(agenda::ImportCommand),
+    /// Install the units of systemd, on a machine without the Debian package
+    #[command(subcommand)]
+    Units(units::UnitsCommand),
     /// Write a script with which a shell completes commands
     #[command(after_help = completions::EXAMPLES)]
     Completions(completions::CompletionsArgs),
@@ -192,9 +204,14 @@ enum Command {
 }
 
 impl Config {
-    /// The logging options: a long-running process logs what it does, a command only warnings and errors.
+    /// The logging options: a long-running process logs what it does, a command only warnings and errors, and one that draws on the whole
+    /// terminal nothing.
     pub fn log(&self) -> LogArgs {
-        if matches!(self.command, Command::Run(_)) { self.log.clone() } else { self.log.clone().quietly() }
+        match self.command {
+            Command::Run(_) => self.log.clone(),
+            Command::Top(_) => self.log.clone().or("off"),
+            _ => self.log.clone().or("warn"),
+        }
     }
 
     /// Runs the command, [`until_stopped`].
@@ -222,11 +239,14 @@ impl Config {
             Command::Roster(format) => or_stopped(shutdown, roster::run(format, connect, out)).await,
             Command::Workers(command) => or_stopped(shutdown, workers::run(command, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
+            Command::Top(args) => or_stopped(shutdown, top::run(args, connect)).await,
             Command::Doctor(args) => or_stopped(shutdown, doctor::run(args, connect, out)).await,
             Command::Consumers(command) => or_stopped(shutdown, consumers::run(command, connect, out)).await,
             Command::Publish(args) => messages::publish(args, connect, out).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
             Command::Events(args) => events::run(args, connect, shutdown, out).await,
+            Command::Import(command) => agenda::run(command, connect, &shutdown, out).await,
+            Command::Units(command) => units::run(command, out),
             Command::Completions(args) => completions::run(&args, Self::command(), out),
             Command::Dev(_) | Command::Demo(_) | Command::Bench(_) => return Err(dev::become_recruiter_dev()),
         };
@@ -351,7 +371,7 @@ mod tests {
         check(&Config::command());
     }
 
-    /// The others write nothing, a file, or always JSON.
+    /// The others write nothing, a file, or always JSON, or draw on a terminal.
     #[test]
     fn every_command_that_prints_has_json() {
         fn without(command: &clap::Command, path: &str, found: &mut Vec<String>) {
@@ -367,7 +387,7 @@ mod tests {
         let mut found = Vec::new();
         without(&Config::command(), "", &mut found);
         found.retain(|path| !path.starts_with("dev") && !path.starts_with("demo") && !path.starts_with("bench"));
-        assert_eq!(found, ["run", "jobs export", "files get", "completions"]);
+        assert_eq!(found, ["run", "jobs export", "files get", "top", "completions"]);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub(super) fn write_overdue(out: &mut impl Write, workers: usize) -> std::io::Re
 }
 
 /// The state of a worker, and its colour.
-fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
+pub(super) fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
     let document = &worker.document;
     let is_worker = document.get_object_id("_id").is_ok() && worker.work_on.is_some();
     match document.get_bool("available") {
@@ -66,19 +66,23 @@ fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
     }
 }
 
+/// The groups whose jobs a worker takes.
+pub(super) fn works_on(worker: &Worker) -> String {
+    match worker.document.get("work_on") {
+        Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
+        Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),
+        Some(Bson::String(group)) if group == "*" => "all groups".into(),
+        Some(Bson::String(group)) => group.clone(),
+        _ => "nothing".into(),
+    }
+}
+
 /// The document of a worker, and a row with the fields that can be read.
 fn view(worker: &Worker, now: Instant) -> Stored {
     let document = &worker.document;
     let text = |field, width| or_dash(document.get_str(field).ok().map(|text| printable(text, width)));
     let number = |field| or_dash(document.get(field).map(|number| printable(&number.to_string(), 12)));
     let (state, colour) = state(worker);
-    let works_on = match document.get("work_on") {
-        Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
-        Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),
-        Some(Bson::String(group)) if group == "*" => "all groups".into(),
-        Some(Bson::String(group)) => group.clone(),
-        _ => "nothing".into(),
-    };
     let jobs = match document.get("working_on") {
         Some(Bson::Array(jobs)) => jobs.len(),
         other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
@@ -100,7 +104,7 @@ fn view(worker: &Worker, now: Instant) -> Stored {
         format!("{} wanted by {}{since}; ", request.wanted.as_str(), printable(&request.by, 80))
     });
     let request = request.unwrap_or_default();
-    let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on, 200), text("version", 16));
+    let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on(worker), 200), text("version", 16));
     Stored { document: with_state(document.clone(), state), row: Row::from(cells).below(Some(below)) }
 }
 

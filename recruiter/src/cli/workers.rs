@@ -118,7 +118,7 @@ fn participle(change: WorkerChange) -> &'static str {
 }
 
 /// The outcome for one worker, as a sentence.
-fn message(change: WorkerChange, answer: &Answer, dry_run: bool) -> String {
+pub(super) fn message(change: WorkerChange, answer: &Answer, dry_run: bool) -> String {
     let text = match (answer.asked, change) {
         (Asked::Done, _) if dry_run => return format!("would be {}", participle(change)),
         (Asked::Done, WorkerChange::Quiet) => "takes no more jobs; running jobs continue",

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
+mod agenda;
 mod backlog;
 mod bad_input;
 mod bench;
@@ -58,8 +59,10 @@ mod shared_database;
 mod signals;
 mod store;
 mod tidy;
+mod top;
 mod transactions;
 mod unique;
+mod units;
 mod usual_settings;
 mod waits;
 mod why;

@@ -18,9 +18,10 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::{announcement, in_ms, insert_unvalidated, minimal_job, read, start, started, to_start},
     fail_points::FailPoint,
-    local::{ids, prepared, store},
+    local::{ids, prepared, store, store_behind_a_proxy},
     mongo::TestDatabase,
     oracle,
+    proxy::Action,
     wait::SOON,
 };
 use tokio::sync::Barrier;
@@ -655,4 +656,16 @@ async fn unfinished_jobs_run_are_due_or_wait_for_others() {
     let found = store.unfinished_jobs(store.now()).await.unwrap();
     let found: Vec<_> = found.iter().map(|job| (job.class.as_str(), job.is_locked, job.waits_for.as_slice())).collect();
     assert_eq!(found, [("due", false, &[][..]), ("runs", true, &[]), ("waits", false, &[other]), ("waited", false, &[])]);
+}
+
+/// A command that the driver does not repeat, unlike reads.
+#[tokio::test]
+async fn the_clock_is_asked_again_when_the_connection_is_lost() {
+    let database = TestDatabase::new().await;
+    let (line, store) = store_behind_a_proxy(&database).await;
+    let name = database.name().to_owned();
+    // The driver asks `hello` of the database `admin`.
+    let cut = line.arm(Action::Cut, 1..=1, move |request| request.command == "hello" && request.database == name);
+    store.refresh_clock().await.unwrap();
+    cut.fired().await;
 }

@@ -7,6 +7,7 @@ use mongodb::Collection;
 use recruiter_common::{JobResult, NewJob, Workable, WorkerId, shutdown::pause};
 use recruiter_tests::{
     effects::{Tally, Trial, endure},
+    fail_points::FailPoint,
     local::{self, Local, prepared},
     oracle::number,
     promise,
@@ -124,6 +125,13 @@ async fn a_transaction_is_all_or_nothing_and_the_job_ends_with_it() {
     assert_eq!(run("twice").await, ("done twice".into(), 1));
     assert_eq!(run("conflict").await, ("done conflict".into(), 1), "it is repeated");
     assert_eq!(run("wrapped conflict").await, ("done wrapped conflict".into(), 1), "it is repeated as well");
+    // A cleaner ends the sessions of a worker that it believes dead: a commit is interrupted, before or after it has happened.
+    let commit = || FailPoint::new("recruiter-worker", &["commitTransaction"]).times(1);
+    for interrupted in [commit().error_code(11_601), commit().write_concern_error(11_601)] {
+        let fault = interrupted.arm(database.uri()).await;
+        assert_eq!(run("plain").await, ("done plain".into(), 1), "the commit is sent again");
+        assert_eq!(fault.struck().await, 1);
+    }
     assert_eq!(run("reports").await, ("done reports".into(), 1));
     let bodies = database.count("conflicts", doc! { "body of": { "$exists": true } }).await;
     assert_eq!(bodies, 1, "it commits at the first attempt");

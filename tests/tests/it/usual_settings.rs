@@ -154,6 +154,8 @@ fn needed<'a>(path: &[&str], file: &'a str) -> Vec<&'a str> {
         // They start a MongoDB, which they do not find.
         ["recruiter", "dev" | "demo" | "bench", ..] => vec!["--mongod", "/nowhere"],
         ["recruiter", "completions"] => vec!["bash"],
+        // Or it would install them here.
+        ["recruiter", "units", _] => vec!["--root", "/nowhere"],
         ["recruiter", "jobs", "list" | "export"] => vec![],
         ["recruiter", "jobs", "change"] => vec![ID, "--priority", "5"],
         ["recruiter", "files", "list"] | ["recruiter", "jobs", _] | ["recruiter", "graph", "show" | "wait" | "cancel" | "retry"] => {
@@ -187,6 +189,9 @@ fn check_empty(path: &[&str]) -> usize {
             ["--mongod", _] => (&[][..], 1),
             // It needs no MongoDB.
             ["bash"] => (&[][..], 0),
+            ["--root", _] => (&[][..], 2),
+            // It needs a terminal.
+            _ if path == ["recruiter", "top"] => (&[][..], 2),
             _ => (&["--uri", "mongodb://127.0.0.1:1/x", "--connect-timeout", "1ms"][..], 69),
         };
         let args = [below, &needed, nowhere].concat();

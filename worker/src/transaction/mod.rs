@@ -24,12 +24,9 @@ use bson::Bson;
 use recruiter_common::{
     failure::{self, Failure},
     job::{Claim, FinishReason},
-    mongodb::{
-        ClientSession,
-        error::{Error as MongoError, UNKNOWN_TRANSACTION_COMMIT_RESULT},
-    },
+    mongodb::{ClientSession, error::Error as MongoError},
     shutdown::pause,
-    store::{Archival, Ending, Recorded, Store, StoreError},
+    store::{Archival, Ending, Recorded, Store, StoreError, is_commit_unknown},
     telemetry::chain,
 };
 use serde::Serialize;
@@ -231,7 +228,6 @@ async fn commit<'s>(session: &'s mut ClientSession) -> Result<(), MongoError> {
         let done = session.commit_transaction().await;
         (session, done)
     };
-    let is_unknown = |error: &MongoError| error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT);
-    let committed = once.retry(PAUSES).sleep(pause).context(session).when(is_unknown);
+    let committed = once.retry(PAUSES).sleep(pause).context(session).when(is_commit_unknown);
     committed.notify(|error, _| tracing::debug!(error = chain(error), "the outcome of a commit is unknown; asking again")).await.1
 }
