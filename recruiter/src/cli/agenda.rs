@@ -118,6 +118,7 @@ impl<W: Write> Report<'_, W> {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the collection of another library")]
 pub(super) async fn run(command: ImportCommand, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let ImportCommand::Agenda(args) = command;
     Schedule::cron("0 0 * * *", &args.zone).map(drop).map_err(|problem| super::exit::usage(format!("--zone: {problem}")))?;
@@ -403,9 +404,9 @@ mod tests {
     #[test]
     fn what_is_left_alone_has_a_reason() {
         let date = bson::DateTime::from_chrono(now());
-        let left = |more: Document, words: &str| match converted(more) {
-            Found::Left(why) => assert!(why.contains(words), "{why}"),
-            other => panic!("{other:?}"),
+        let left = |more: Document, words: &str| {
+            let Found::Left(why) = converted(more) else { panic!("it is taken over") };
+            assert!(why.contains(words), "{why}");
         };
         left(doc! { "name": 7 }, "no name");
         left(doc! { "_id": "x" }, "no ObjectId");
@@ -435,9 +436,9 @@ mod tests {
         assert_eq!(next(doc! { "repeatInterval": "three minutes" }).1, 3);
         assert_eq!(next(doc! { "repeatInterval": 120_000_i64 }).1, 2);
         assert_eq!(next(doc! { "repeatAt": "3:30pm" }).1, 13 * 60 + 30);
-        let key = |kind: &str| match converted(doc! { "repeatInterval": "1 hour", "type": kind }) {
-            Found::Schedule(key, _) => key,
-            other => panic!("{other:?}"),
+        let key = |kind: &str| {
+            let Found::Schedule(key, _) = converted(doc! { "repeatInterval": "1 hour", "type": kind }) else { panic!("no schedule") };
+            key
         };
         assert!(key("single") == "mail" && key("normal") != key("normal"));
     }

@@ -207,11 +207,11 @@ impl Config {
     /// The logging options: a long-running process logs what it does, a command only warnings and errors, and one that draws on the whole
     /// terminal nothing.
     pub fn log(&self) -> LogArgs {
-        match self.command {
-            Command::Run(_) => self.log.clone(),
-            Command::Top(_) => self.log.clone().or("off"),
-            _ => self.log.clone().or("warn"),
+        let log = self.log.clone();
+        if matches!(self.command, Command::Run(_)) {
+            return log;
         }
+        log.or(if matches!(self.command, Command::Top(_)) { "off" } else { "warn" })
     }
 
     /// Runs the command, [`until_stopped`].

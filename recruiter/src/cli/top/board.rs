@@ -140,6 +140,7 @@ impl Board {
     }
 
     /// What follows from a key. A question that is not answered with `y` is dropped.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "no other key does anything")]
     pub(super) fn key(&mut self, key: KeyEvent) -> Step {
         self.said = None;
         if key.modifiers.contains(KeyModifiers::CONTROL) {

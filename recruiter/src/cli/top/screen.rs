@@ -47,10 +47,8 @@ pub(super) fn draw(frame: &mut Frame<'_>, board: &Board) {
 fn header(board: &Board) -> Line<'static> {
     let database = printable(&board.database, 30).bold();
     let Some(reading) = &board.reading else { return Line::from_iter([database, "  reading …".into()]) };
-    let leader = match &reading.leader {
-        Leader::Leads(who) => format!("led by {who}").into(),
-        _ => "NO LEADER: no job starts".red().bold(),
-    };
+    let leader =
+        if let Leader::Leads(who) = &reading.leader { format!("led by {who}").into() } else { "NO LEADER: no job starts".red().bold() };
     let number = |field| reading.workers.iter().filter_map(|worker| integer(worker, field)).sum::<u64>();
     let (free, all) = (number("free"), number("capacity"));
     let slots = format!("{} workers, {}/{all} slots busy", reading.workers.len(), all.saturating_sub(free));
