@@ -43,6 +43,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
         &["record_notes_if_claimed", "record_items_if_claimed", "delete_stored_file", "files_of_chunks", "jobs_of_files"],
     ),
     ("no metrics are served", &["sample_group"]),
+    ("no process lacks a right", &["ask_for_schema", "forget_asked"]),
     ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "not_kept", "delete_if_claimed", "prune_covered"]),
     ("the cycle has no unique jobs and no expiry", &["holders_of", "release_orphaned_successors", "release_successors", "expired_jobs"]),
     ("the cycle has no class defaults and no overlaps", &["class_defaults", "declare_class", "running_without_permit", "unfinished_among"]),

@@ -100,17 +100,26 @@ impl TestDatabase {
 
     /// Creates a database on a MongoDB of its own, with access control. Its connection string has the credentials of [`USER`].
     pub async fn with_access_control() -> Self {
+        Self::with_access_control_named(&format!("{PREFIX}{}", ObjectId::new())).await
+    }
+
+    /// The same with this name.
+    pub async fn with_access_control_named(name: &str) -> Self {
         let (server, uri) = mongod_with_access_control().await;
-        let mut database = Self::on(&uri).await;
+        let mut database = Self::named(&uri, name).await;
         database._server = Some(server);
         database
     }
 
     /// Creates a database on another MongoDB, for example a test's [`own_mongod`].
     pub async fn on(server: &str) -> Self {
-        let name = format!("{PREFIX}{}", ObjectId::new());
-        let uri = ConnectArgs::to(server).database(&name).uri;
-        let database = client(&uri, SELECTION_LIMIT).await.database(&name);
+        Self::named(server, &format!("{PREFIX}{}", ObjectId::new())).await
+    }
+
+    /// Creates a database of this name on a MongoDB of a test's own.
+    pub async fn named(server: &str, name: &str) -> Self {
+        let uri = ConnectArgs::to(server).database(&in_uri(name)).uri;
+        let database = client(&uri, SELECTION_LIMIT).await.database(name);
         Self { uri, database, _server: None }
     }
 
@@ -202,6 +211,13 @@ impl Drop for TestDatabase {
         // transaction of a killed process would delay this by a minute, hence the time limit.
         let _ = command_at_once(&self.uri, self.name(), doc! { "dropDatabase": 1, "maxTimeMS": 2_000 }, LAST_SELECTION_LIMIT);
     }
+}
+
+/// A name in a connection string.
+pub fn in_uri(name: &str) -> String {
+    let part =
+        |byte: u8| if byte.is_ascii_alphanumeric() || b"_-".contains(&byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
+    name.bytes().map(part).collect()
 }
 
 /// The connection string of the MongoDB that all tests of this process share. Its watchdog ends it with the process.

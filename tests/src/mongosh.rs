@@ -23,10 +23,30 @@ const NODE_WHEELS: [&str; 2] = [
 
 /// Runs a script in mongosh and returns its standard output. Panics with its standard error.
 pub fn eval(uri: &str, script: &str) -> String {
+    run(shell(uri).args(["--eval", script]))
+}
+
+/// Runs a script that fails, and returns what it has written.
+///
+/// # Panics
+/// When it succeeds.
+pub fn fails(uri: &str, script: &str) -> String {
+    let output = shell(uri).args(["--eval", script]).output().expect("mongosh can be run");
+    let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(!output.status.success(), "{said}");
+    said
+}
+
+/// Runs the shell with these arguments, and returns its standard output. Panics with its standard error.
+pub fn run_with(uri: &str, arguments: &[&str]) -> String {
+    run(shell(uri).args(arguments))
+}
+
+fn shell(uri: &str) -> Command {
     let mut command = MONGOSH_COMMAND.command();
     // Behind a proxy, it would ask that for the way to this machine.
-    command.env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1");
-    run(command.args(["--quiet", "--norc", uri, "--eval", script]))
+    command.env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1").args(["--quiet", "--norc", uri]);
+    command
 }
 
 /// A program, its fixed arguments, and the directories that it needs in its `PATH`.

@@ -74,6 +74,9 @@ fn installs_everything_and_starts_nothing(machine: &Machine) {
     let of = |path: &str| machine.run(&format!("stat -c '%U:%G %a' {path}"));
     assert_eq!(of("/etc/recruiter/recruiter.env"), "root:root 600");
     assert_eq!(of("/run/recruiter"), "recruiter:recruiter 750");
+    for script in ["recruiter.js", "roles.js"] {
+        assert_eq!(of(&format!("/usr/share/recruiter/{script}")), "root:root 644");
+    }
     // A file that was changed is kept in an upgrade.
     let kept = machine.run("dpkg-query --show --showformat '${Conffiles}' recruiter | awk '{ print $1 }' | sort");
     assert_eq!(kept, "/etc/recruiter/recruiter.env\n/etc/recruiter/workables.toml");

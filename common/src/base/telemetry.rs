@@ -44,6 +44,9 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
 pub fn of_mongodb(error: &Error) -> String {
     let named = |message: &str, name: &str, code: i32| {
         let name = if name.is_empty() { format!("code {code}") } else { format!("{name}, code {code}") };
+        if let Some(missing) = missing_right(message) {
+            return format!("{missing} ({name})");
+        }
         // The text before the last cause is long: it can contain a whole query.
         let cause = message.rsplit(" :: caused by :: ").next().unwrap_or(message);
         format!("{} ({name})", cause.trim_end_matches('.'))
@@ -72,6 +75,19 @@ pub fn of_mongodb(error: &Error) -> String {
     without_dump(&text)
 }
 
+/// What a MongoDB user may not do, without the command itself, which can contain parameters of jobs.
+fn missing_right(message: &str) -> Option<String> {
+    let (_, denied) = message.split_once("not authorized on ")?;
+    let (database, command) = denied.split_once(" to execute command { ")?;
+    let (name, rest) = command.split_once(": ")?;
+    let quoted = |text: &str| text.strip_prefix('"')?.split('"').next().map(str::to_owned);
+    let on = quoted(rest).or_else(|| quoted(rest.split_once(", collection: ")?.1));
+    let on = on.map_or_else(|| format!("`{database}`"), |collection| format!("`{database}.{collection}`"));
+    Some(format!(
+        "the MongoDB user has no right to `{name}` on {on}: give it the role of this program, which the script roles.js makes (docs/operating.md)"
+    ))
+}
+
 /// Reduces the driver's description of all servers to the error in it.
 fn without_dump(text: &str) -> String {
     const LONGEST: usize = 300;
@@ -96,6 +112,16 @@ pub fn of_bson(error: &bson::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_right_is_named_without_the_parameters_of_jobs() {
+        let said = |message: &str| missing_right(message).unwrap_or_default();
+        let insert = said(r#"not authorized on my jobs to execute command { insert: "x.scheduled", documents: [ { secret: 5 } ] }"#);
+        assert!(insert.contains("`insert` on `my jobs.x.scheduled`: ") && !insert.contains("secret"), "{insert}");
+        assert!(said(r#"not authorized on a to execute command { getMore: 5, collection: "roster" }"#).contains("`getMore` on `a.roster`"));
+        assert!(said("not authorized on admin to execute command { replSetGetStatus: 1 }").contains("`replSetGetStatus` on `admin`"));
+        assert_eq!(missing_right("not master"), None);
+    }
 
     #[test]
     fn nothing_is_said_twice_and_nothing_is_dumped() {

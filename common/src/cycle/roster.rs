@@ -25,7 +25,7 @@ use mongodb::{
 use crate::{
     base::{Instant, JobId, LeaseTerm, RoundId, Uptime, WorkerId, integer},
     limits::cells::any_cell,
-    mongo::{Channel, Store, StoreError, any_worker, call, schema, update::increased},
+    mongo::{Channel, Store, StoreError, any_worker, call, channel::CHANNELS, schema, update::increased},
     roster,
     roster::{AvailableWorker, ClassSlots, Offered, ProcessIdentity, RegisteredWorker, Request, WorkOn},
 };
@@ -39,8 +39,6 @@ const TRANSACTION_SESSIONS: i32 = 512;
 
 /// Approximate number of workers that read one channel.
 const WORKERS_PER_CHANNEL: i64 = 32;
-/// Maximum number of channels.
-const CHANNELS: i64 = 32;
 
 /// Maximum time for MongoDB to retire a worker. When writes are blocked, MongoDB aborts the command after this time. If
 /// it were executed later, it could overtake heartbeats that are blocked too.
@@ -157,7 +155,7 @@ impl Store {
     pub async fn join_channel(&self) -> Result<Channel, StoreError> {
         let (metadata, roster) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.roster.clone());
         let registered = call("join_channel", async move { roster.estimated_document_count().await }).await?;
-        let channels = (i64::try_from(registered).unwrap_or(i64::MAX) / WORKERS_PER_CHANNEL + 1).min(CHANNELS);
+        let channels = (i64::try_from(registered).unwrap_or(i64::MAX) / WORKERS_PER_CHANNEL + 1).min(CHANNELS.into());
         let one_more = vec![doc! { "$set": { "workers": increased("workers", 1) } }];
         let counted = call("join_channel", async move {
             metadata
@@ -170,7 +168,7 @@ impl Store {
         .await?;
         let workers = counted.and_then(|counted| integer(roster::legible(&counted).get("workers"))).unwrap_or(1);
         let channel = Channel(u32::try_from((workers - 1).rem_euclid(channels)).unwrap_or(0));
-        schema::ensure_channel(self, channel).await?;
+        schema::join_channel(self, channel).await?;
         Ok(channel)
     }
 

@@ -49,7 +49,7 @@ impl Store {
     ///
     /// Index: none. Invariant: none.
     pub async fn prepare_events(&self, size: Option<i64>) -> Result<(), StoreError> {
-        schema::ensure_events(self, size).await
+        schema::prepare_events(self, size).await
     }
 
     /// Adds a document to the ring, acknowledged by the primary only.

@@ -168,7 +168,10 @@ impl Store {
                 match ended {
                     Ok(_) => {}
                     Err(error) if error.is_unauthorized() => {
-                        tracing::warn!(error = chain(&error), "cannot listen for hints; the MongoDB user needs the role readWrite");
+                        tracing::warn!(
+                            error = chain(&error),
+                            "cannot listen for hints; the MongoDB user needs the role readWrite, or that of this program (roles.js)"
+                        );
                         pause(REOPEN_AFTER).await;
                     }
                     Err(error) => tracing::debug!(error = chain(&error), "cannot listen for hints; trying again"),

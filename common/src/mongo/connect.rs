@@ -175,8 +175,9 @@ impl Client {
     /// # Errors
     /// [`ConnectError`], whose message contains the remedy.
     pub async fn connect(to: impl Into<ConnectArgs>, app_name: &str) -> Result<Self, ConnectError> {
-        let (store, hosts) = Self::reach(&to.into(), app_name, CONNECT_TIMEOUT).await?;
-        store.set_up(hosts).await?;
+        let to = to.into();
+        let (store, hosts) = Self::reach(&to, app_name, CONNECT_TIMEOUT).await?;
+        store.set_up(hosts, to.connect_timeout.unwrap_or(CONNECT_TIMEOUT)).await?;
         Ok(store)
     }
 
@@ -250,7 +251,8 @@ impl Client {
 
     /// Checks that the server can run the protocol, and creates missing collections, validators and indexes. For a
     /// client on the application's own driver ([`Client::from_database`]); [`Client::connect`] does the same by itself.
-    /// Needs the role `readWrite`.
+    /// Needs the role `readWrite`, or one of those that `shell/roles.js` makes: without the right to create it waits for a while until a
+    /// recruiter has.
     ///
     /// # Errors
     /// [`ConnectError`], whose message contains the remedy.
@@ -263,13 +265,16 @@ impl Client {
         let members = hello.get_array("hosts").map(|hosts| hosts.iter().filter_map(bson::Bson::as_str).collect::<Vec<_>>().join(","));
         let hosts = members.unwrap_or_else(|_| "the address of the application's client".into());
         check_server(&hello, &build, &hosts)?;
-        self.set_up(hosts).await
+        self.set_up(hosts, schema::MADE_WITHIN).await
     }
 
-    async fn set_up(&self, hosts: String) -> Result<(), ConnectError> {
-        match schema::ensure(self).await {
+    /// A user who may not create the schema waits for it: the processes of a machine start together.
+    async fn set_up(&self, hosts: String, limit: Duration) -> Result<(), ConnectError> {
+        let database = || self.database.name().to_owned();
+        match schema::made_or_asked(self, schema::WHOLE, limit, || schema::ensure(self)).await {
             Err(error) if error.is_unauthorized() && self.has_no_user() => Err(ConnectError::NoUser { hosts }),
-            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: self.database.name().into() }),
+            Err(error) if error.lacks_right_of_schema() => Err(ConnectError::NoSchema { database: database(), refused: cause(&error) }),
+            Err(error) if error.is_unauthorized() => Err(ConnectError::ReadOnly { database: database(), refused: cause(&error) }),
             Err(error) => Err(error.into()),
             Ok(()) => {
                 self.is_set_up.store(true, Ordering::Relaxed);
@@ -456,7 +461,7 @@ impl Store {
             }
             Ok(false) => Err(ConnectError::NoRecruiter { database: database(), hosts }),
             Err(error) if error.is_unauthorized() && store.has_no_user() => Err(ConnectError::NoUser { hosts }),
-            Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database() }),
+            Err(error) if error.is_unauthorized() => Err(ConnectError::Unreadable { database: database(), refused: cause(&error) }),
             Err(error) => Err(error.into()),
         }
     }
@@ -495,6 +500,11 @@ impl Store {
     pub async fn prepare_limited_jobs(&self) -> Result<(), StoreError> {
         self.prepare(schema::Feature::Limits).await
     }
+}
+
+/// What MongoDB says of a refusal.
+fn cause(error: &StoreError) -> String {
+    causes(error).pop().unwrap_or_default()
 }
 
 /// A prefix that MongoDB accepts in the name of a collection, and that does not make it a collection of MongoDB's own.

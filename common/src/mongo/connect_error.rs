@@ -60,12 +60,19 @@ pub enum ConnectError {
     NoUser { hosts: String },
     /// The user can read but not write.
     #[error(
-        "the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI"
+        "the MongoDB user may not write to database `{database}`: give it the role readWrite there, or use another user in MONGODB_URI; {refused}"
     )]
-    ReadOnly { database: String },
+    ReadOnly { database: String, refused: String },
     /// The user cannot read.
-    #[error("the MongoDB user may not read database `{database}`: give it the role read there, or use another user in MONGODB_URI")]
-    Unreadable { database: String },
+    #[error(
+        "the MongoDB user may not read database `{database}`: give it the role read there, or use another user in MONGODB_URI; {refused}"
+    )]
+    Unreadable { database: String, refused: String },
+    /// Collections or indexes are missing, and the user may not make them.
+    #[error(
+        "database `{database}` has no schema of this release, and this MongoDB user may not make it: start `recruiter run` of this release, as a user with the role recruiterLeader (or readWrite), then this program; {refused}"
+    )]
+    NoSchema { database: String, refused: String },
     /// The database has none of Recruiter's collections.
     #[error(
         "database `{database}` of MongoDB at {hosts} has none of the collections `scheduled`, `archived` and `roster`: check the database name in MONGODB_URI, behind the host, and the prefix of collections, if there is one; the first start of `recruiter run` or the first enqueued job creates the collections"

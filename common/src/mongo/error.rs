@@ -205,6 +205,12 @@ impl StoreError {
         self.code() == Some(code::UNAUTHORIZED)
     }
 
+    /// Whether the MongoDB user lacks the permission to make a part of the schema that is missing.
+    pub(crate) fn lacks_right_of_schema(&self) -> bool {
+        let makes = ["create_collection", "create_index", "drop_index", "replace_collection", "seed"];
+        matches!(self, Self::Mongo { operation, .. } if makes.contains(operation)) && self.is_unauthorized()
+    }
+
     /// Whether MongoDB refuses an index for a reason that stays: the other indexes of the collection, or its documents.
     pub(crate) fn is_index_refused(&self) -> bool {
         let is_not_yet = self.code().is_some_and(|code| code::NO_INDEX_YET.contains(&code));

@@ -257,6 +257,14 @@ impl Client {
         self.if_set_up(schema::drop_outdated_indexes(self)).await
     }
 
+    /// Makes the parts of the schema that processes have asked for, whose MongoDB user may not make them. Called by the leading recruiter.
+    ///
+    /// # Errors
+    /// When MongoDB refuses or cannot be reached.
+    pub async fn make_asked(&self) -> Result<(), StoreError> {
+        self.if_set_up(schema::make_asked(self)).await
+    }
+
     /// Runs a raw write command. Returns the number of matching documents. The driver does not retry the command, so the caller must
     /// handle an unknown outcome.
     pub(crate) async fn write(&self, operation: &'static str, command: Document) -> Result<usize, StoreError> {

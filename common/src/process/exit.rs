@@ -80,6 +80,7 @@ impl ConnectError {
             | Self::NoUser { .. }
             | Self::ReadOnly { .. }
             | Self::Unreadable { .. }
+            | Self::NoSchema { .. }
             | Self::Store(StoreError::Foreign { .. }) => Exit::Refused,
             Self::NoRecruiter { .. } | Self::ForeignClient | Self::Store(_) => Exit::Failure,
         }

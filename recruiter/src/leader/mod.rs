@@ -16,11 +16,13 @@
 //! | `schedules` | the jobs of schedules, beside the rounds |
 //! | `consumers` | messages of consumer groups become jobs, beside the rounds |
 //! | `dependencies` | jobs that wait for others are released or cancelled, beside the rounds |
+//! | `asked` | parts of the schema are made for processes that may not make them, beside the rounds |
 //! | `sampling` | numbers of waiting jobs for metrics, beside the rounds |
 //! | `meters` | what is measured |
 //! | `model` | tests: the rules of staleness for every order of events |
 
 mod admission;
+mod asked;
 mod book;
 mod consumers;
 mod database;
@@ -90,7 +92,7 @@ pub(crate) async fn lead(
     let mut schedules = Schedules::new(store, poll, &leadership, of_schedules);
     let mut dependencies = Dependencies::new(store, poll, news, release);
     let mut consumers = Consumers::new(store, &leadership);
-    let [mut stopping, mut ending, mut finishing, mut leaving] = std::array::from_fn(|_| shutdown.clone());
+    let [mut stopping, mut ending, mut finishing, mut leaving, mut making] = std::array::from_fn(|_| shutdown.clone());
     let sampling = async {
         if let Some(samples) = samples {
             samples.run(store, &leadership, &mut leaving).await;
@@ -102,11 +104,12 @@ pub(crate) async fn lead(
             schedules.run(&mut stopping),
             dependencies.run(&mut ending),
             consumers.run(&mut finishing),
+            asked::run(store, &mut making),
             sampling
         )
     };
     let may_hold_it = tokio::select! {
-        ((), (), (), (), ()) = duties => true,
+        ((), (), (), (), (), ()) = duties => true,
         // If the lease is lost during a round, the round is dropped. Its term matches no worker any more.
         may_hold_it = leadership.keep(store) => may_hold_it,
     };

@@ -229,13 +229,17 @@ async fn what_the_user_may_not_read_is_unknown_and_wide_roles_are_named() {
     let store = Store::connect_to_ask(&ConnectArgs { uri, ..connect_args(&database) }, "test").await.unwrap();
     let oplog = only_fault(&store).await;
     assert_eq!((oplog.check, oplog.state), (Check::Oplog, State::Unknown), "{oplog:?}");
-    assert!(oplog.text.contains("this MongoDB user may not read it") && oplog.text.contains("read on `local`"), "{oplog:?}");
+    assert!(
+        oplog.text.contains("this MongoDB user may not read it") && oplog.text.contains("recruiterServerReader on `admin`"),
+        "{oplog:?}"
+    );
     let findings = store.findings().await;
     let of_set = findings.iter().filter(|found| found.check == Check::ReplicaSet && found.state == State::Unknown);
     assert!(
         of_set
             .map(|found| found.text.as_str())
-            .eq(["this MongoDB user may not read it: give it the role clusterMonitor to have it examined"])
+            .eq(["this MongoDB user may not read it: give it the role recruiterServerReader on `admin`, which the script roles.js makes \
+                  (docs/operating.md), to have it examined"])
     );
     system.stop().await;
 }

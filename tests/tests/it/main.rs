@@ -50,6 +50,7 @@ mod prefetch;
 mod programs;
 mod relay;
 mod ring;
+mod roles;
 mod rooms;
 mod rounds;
 mod schedules;

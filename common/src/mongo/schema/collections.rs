@@ -136,18 +136,33 @@ async fn replace(client: &Client, found: &Found) -> Result<(), StoreError> {
     refuse_foreign_documents(client, &found.name).await?;
     // No other collection has this name.
     let capped = format!("{}.{}", found.name, ObjectId::new());
-    make(client, &capped, Kind::Hints.options()).await?;
+    match make(client, &capped, Kind::Hints.options()).await {
+        Err(error) if error.is_unauthorized() => return convert(client, found).await,
+        other => other?,
+    }
     let full = |name: &str| format!("{}.{}", client.database.name(), client.named(name));
     let command = doc! { "renameCollection": full(&capped), "to": full(&found.name), "dropTarget": true };
     if let Err(error) = run(client, "replace_collection", "admin", command).await {
         run(client, "replace_collection", "", doc! { "drop": client.named(&capped) }).await?;
         return Err(error);
     }
+    say_replaced(client, found);
+    seed(client, &found.name).await
+}
+
+/// The same for a MongoDB user with rights on our collections only, and so not on one with a new name. MongoDB locks the database meanwhile.
+async fn convert(client: &Client, found: &Found) -> Result<(), StoreError> {
+    let command = doc! { "convertToCapped": client.named(&found.name), "size": SIGNALS_BYTES };
+    run(client, "replace_collection", "", command).await?;
+    say_replaced(client, found);
+    seed(client, &found.name).await
+}
+
+fn say_replaced(client: &Client, found: &Found) {
     tracing::warn!(
         collection = client.named(&found.name),
         "replaced an ordinary collection of hints by a capped one, because an ordinary collection cannot be tailed"
     );
-    seed(client, &found.name).await
 }
 
 async fn change_validator(client: &Client, name: &str, kind: Kind) -> Result<(), StoreError> {

@@ -3,7 +3,7 @@
 //! Checked when a process starts, and when an error reports that something is missing. Correct parts are left
 //! unchanged, others are created again. A collection of an application is refused before anything is written. The role `readWrite` is
 //! enough for this, with one exception: changing an existing validator needs the action `collMod`. Without it a process logs a warning and
-//! goes on with the old validator.
+//! goes on with the old validator. A process whose MongoDB user may not create what is missing asks the leading recruiter for it (`asked`).
 //!
 //! Each index on `scheduled` costs every archival some microseconds, also for jobs that are not in it. So the indexes of a feature are made
 //! when it is used for the first time. The version of the schema keeps an older release from changing what a newer one has made. An index with
@@ -11,6 +11,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `asked` | what the leading recruiter makes for processes that may not |
 //! | `collections` | the collections of a job system |
 //! | `kind` | the names of the collections, and how each kind of them is made |
 //! | `ownership` | which collections are Recruiter's |
@@ -19,6 +20,7 @@
 //! | `make` | makes and replaces indexes |
 //! | `survey` | how the schema of a database differs from this one |
 
+mod asked;
 mod collections;
 mod indexes;
 mod kind;
@@ -39,14 +41,14 @@ pub use self::indexes::{
     UNIQUE_WHILE_WAITING, WAITING_JOBS,
 };
 pub(crate) use self::{
-    collections::ensure_events,
+    asked::{MADE_WITHIN, WHOLE, made_or_asked, make_asked},
     indexes::{any_date, any_gate, never_started},
     make::{drop_outdated_indexes, learn_stand_ins},
     ownership::{any_worker, note},
     survey::{IndexFault, Ring, Surveyed, survey},
 };
 use self::{
-    collections::{ensure_collections, ensure_one},
+    collections::{ensure_collections, ensure_events, ensure_one},
     kind::MESSAGES,
     make::{ensure_indexes, ensure_these_indexes},
 };
@@ -109,16 +111,33 @@ pub(crate) async fn ensure_made(client: &Client) -> Result<(), StoreError> {
 }
 
 /// Called while a process runs, when an error reports that something is missing. Creates missing parts, including the collection of this
-/// channel, and replaces wrong ones.
+/// channel, and replaces wrong ones. If this MongoDB user may not, the leading recruiter is asked for it.
 pub(crate) async fn mend(client: &Client, channel: Option<Channel>) -> Result<(), StoreError> {
+    match mend_at_once(client, channel).await {
+        Err(error) if error.lacks_right_of_schema() => {
+            asked::ask(client, WHOLE).await?;
+            if let Some(channel) = channel {
+                asked::ask(client, &channel.collection()).await?;
+            }
+            Err(error)
+        }
+        other => other,
+    }
+}
+
+async fn mend_at_once(client: &Client, channel: Option<Channel>) -> Result<(), StoreError> {
     let found = version(client).await?;
     let is_noted = ensure_collections(client, found, channel).await?;
     ensure_indexes(client, found).await?;
     if is_noted { Ok(()) } else { note(client).await }
 }
 
-/// Creates the collection of a channel if it is missing.
-pub(crate) async fn ensure_channel(client: &Client, channel: Channel) -> Result<(), StoreError> {
+/// Creates the collection of a channel if it is missing, or asks for it.
+pub(crate) async fn join_channel(client: &Client, channel: Channel) -> Result<(), StoreError> {
+    made_or_asked(client, &channel.collection(), MADE_WITHIN, || ensure_channel(client, channel)).await
+}
+
+async fn ensure_channel(client: &Client, channel: Channel) -> Result<(), StoreError> {
     let is_noted = ensure_collections(client, version(client).await?, Some(channel)).await?;
     if is_noted { Ok(()) } else { note(client).await }
 }
@@ -174,8 +193,17 @@ pub(crate) async fn features_in_use(client: &Client) -> Result<Vec<Feature>, Sto
     Ok(Feature::ALL.into_iter().filter(is_in_use).collect())
 }
 
-/// Called when a feature is used for the first time: makes its indexes, and notes that it is in use.
+/// Called when a feature is used for the first time: makes its indexes, or asks for them, and notes that it is in use.
 pub(crate) async fn begin_to_use(client: &Client, feature: Feature) -> Result<(), StoreError> {
+    made_or_asked(client, feature.field(), MADE_WITHIN, || begin_at_once(client, feature)).await
+}
+
+/// Creates the ring of events, with this size in bytes, unless it exists, or asks for it.
+pub(crate) async fn prepare_events(client: &Client, size: Option<i64>) -> Result<(), StoreError> {
+    made_or_asked(client, kind::EVENTS, MADE_WITHIN, || ensure_events(client, size)).await
+}
+
+async fn begin_at_once(client: &Client, feature: Feature) -> Result<(), StoreError> {
     ensure_made(client).await?;
     let (found, version) = (ownership::examine(client).await?, version(client).await?);
     if feature == Feature::Messages {

@@ -41,6 +41,9 @@ const WIDE: [&str; 14] = [
     "dbAdmin",
 ];
 
+/// The role with which the server can be examined.
+const SERVER_READER: &str = "recruiterServerReader on `admin`, which the script roles.js makes (docs/operating.md),";
+
 pub(super) async fn findings(store: &Store) -> Vec<Finding> {
     let hello = match ask(store, "admin", doc! { "hello": 1 }).await {
         Ok(hello) => hello,
@@ -86,7 +89,7 @@ fn replica_set(hello: &Document, status: Result<Document, StoreError>) -> Vec<Fi
     }
     match status {
         Ok(status) => findings.extend(down(&status)),
-        Err(error) => findings.push(Finding::unknown(Check::ReplicaSet, "clusterMonitor", &error)),
+        Err(error) => findings.push(Finding::unknown(Check::ReplicaSet, SERVER_READER, &error)),
     }
     if findings.iter().all(|finding| finding.state == State::Unknown) {
         let primary = printable(hello.get_str("primary").unwrap_or("?"), 120);
@@ -199,12 +202,16 @@ async fn oplog(store: &Store) -> Finding {
         let find = doc! { "find": "oplog.rs", "sort": { "$natural": direction }, "limit": 1, "projection": { "_id": 0, "ts": 1 } };
         ask(store, "local", find)
     };
-    let (first, last) = match tokio::try_join!(end(1), end(-1)) {
-        Ok(ends) => ends,
-        Err(error) => return Finding::unknown(Check::Oplog, "read on `local`", &error),
+    let ends = match tokio::try_join!(end(1), end(-1)) {
+        Ok((first, last)) => time_of(&first).zip(time_of(&last)),
+        Err(denied) if denied.is_unauthorized() => match ask(store, "admin", status_of_oplog()).await {
+            Ok(status) => status.get_document("oplog").ok().and_then(ends_in),
+            Err(_) => return Finding::unknown(Check::Oplog, SERVER_READER, &denied),
+        },
+        Err(error) => return Finding::unknown(Check::Oplog, SERVER_READER, &error),
     };
     let size = ask(store, "local", doc! { "collStats": "oplog.rs" }).await.unwrap_or_default();
-    let (Some(first), Some(last)) = (time_of(&first), time_of(&last)) else {
+    let Some((first, last)) = ends else {
         return Finding::new(Check::Oplog, State::Unknown, "the server shows no oplog");
     };
     let window = Duration::from_secs(u64::from(last.saturating_sub(first)));
@@ -222,6 +229,18 @@ fn of_oplog(window: Duration, is_full: bool) -> Finding {
         return Finding::warning(Check::Oplog, text);
     }
     Finding::good(Check::Oplog, if is_full { text } else { format!("{text}, and has room") })
+}
+
+/// For a user who may not read the oplog, which has the documents of all databases.
+fn status_of_oplog() -> Document {
+    let others = ["metrics", "repl", "wiredTiger", "locks", "tcmalloc", "transactions", "network", "opLatencies"];
+    let others = others.map(|section| (section.to_owned(), Bson::from(0)));
+    [("serverStatus".to_owned(), 1.into()), ("oplog".to_owned(), 1.into())].into_iter().chain(others).collect()
+}
+
+fn ends_in(oplog: &Document) -> Option<(u32, u32)> {
+    let time = |field: &str| oplog.get_timestamp(field).ok().map(|Timestamp { time, .. }| time);
+    time("earliestOptime").zip(time("latestOptime"))
 }
 
 fn time_of(reply: &Document) -> Option<u32> {
@@ -256,8 +275,8 @@ fn of_roles(info: &Document, hosts: &[String], database: &str) -> Finding {
         return Finding::good(Check::Roles, "the user of this command has no role beyond its database");
     }
     let text = format!(
-        "the user of this command has {}: if the recruiter, the cleaners or the workers have the same user, give them one with \
-         readWrite on `{}` only",
+        "the user of this command has {}: if the recruiter, the cleaners or the workers have the same user, give each one with its own role \
+         on `{}` only; the script roles.js makes these roles (docs/operating.md)",
         wide.join(", "),
         printable(database, 80)
     );
@@ -318,12 +337,19 @@ mod tests {
             of_roles(&info, &there, "jobs")
         };
         check(
-            &[of_roles(&nobody, &here, "jobs"), of_roles(&nobody, &there, "jobs"), user("readWrite", "jobs"), user("dbOwner", "jobs")],
+            &[
+                of_roles(&nobody, &here, "jobs"),
+                of_roles(&nobody, &there, "jobs"),
+                user("readWrite", "jobs"),
+                user("recruiterLeader", "jobs"),
+                user("dbOwner", "jobs"),
+            ],
             &[
                 (State::Good, "this machine only"),
                 (State::Warning, "turn on access control"),
                 (State::Good, "no role beyond its database"),
-                (State::Warning, "dbOwner on jobs"),
+                (State::Good, "no role beyond its database"),
+                (State::Warning, "dbOwner on jobs: if the recruiter, the cleaners or the workers have the same user, give each"),
             ],
         );
     }
