@@ -5,6 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
+    thread::JoinHandle,
 };
 
 use bson::doc;
@@ -22,6 +23,7 @@ struct Top {
     process: Child,
     keys: File,
     screen: Arc<Mutex<vt100::Parser>>,
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Top {
@@ -43,14 +45,14 @@ impl Top {
             .unwrap();
         let screen = Arc::new(Mutex::new(vt100::Parser::new(24, 80, 0)));
         let (keys, mut shown, to) = (File::from(terminal.master.try_clone().unwrap()), File::from(terminal.master), screen.clone());
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4_096];
             // An error when no process has the terminal any more.
             while let Ok(read @ 1..) = shown.read(&mut bytes) {
                 to.lock().unwrap().process(&bytes[..read]);
             }
         });
-        Self { process, keys, screen }
+        Self { process, keys, screen, reader: Some(reader) }
     }
 
     fn press(&mut self, keys: &str) {
@@ -71,9 +73,10 @@ impl Top {
         .await;
     }
 
-    /// Waits until it has ended: its exit code.
+    /// Waits until it has ended and all that it has written is on the screen: its exit code.
     async fn end(&mut self) -> Option<i32> {
         wait_until(SOON, "it ends", async || self.process.try_wait().unwrap().is_some()).await;
+        self.reader.take().unwrap().join().unwrap();
         self.process.wait().unwrap().code()
     }
 }
