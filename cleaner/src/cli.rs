@@ -1,5 +1,7 @@
 //! The command line of the cleaner.
 
+use std::path::Path;
+
 use clap::Parser;
 use recruiter_common::{
     events,
@@ -7,6 +9,7 @@ use recruiter_common::{
     logging::{self, LogArgs},
     monitoring::MetricsArgs,
     secrets,
+    settings::{self, Program, Question, SettingsArgs},
     shutdown::Shutdown,
     store::ConnectArgs,
 };
@@ -19,6 +22,7 @@ const EXIT_CODES: &str = "Exit codes: 0 stopped, 1 failure, 2 wrong flags, 69 Mo
 /// Retires dead workers of Recruiter, rescues their jobs, and deletes old jobs from the archive.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "recruiter-cleaner", version, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(mut_arg("settings", |flag| settings::flag(flag, "RECRUITER_CLEANER_SETTINGS", Config::FILE)))]
 pub struct Config {
     #[command(flatten)]
     cleaner: CleanerArgs,
@@ -28,6 +32,24 @@ pub struct Config {
     log: LogArgs,
     #[command(flatten)]
     metrics: MetricsArgs,
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+impl Program for Config {
+    const FILE: &'static str = "/etc/recruiter/cleaner.toml";
+
+    fn file(&self) -> Option<&Path> {
+        self.settings.file()
+    }
+
+    fn question(&self) -> Option<Question> {
+        self.settings.question()
+    }
+
+    fn checks(&self) -> Vec<anyhow::Result<()>> {
+        vec![self.log.check().map_err(Into::into), self.connect.check().map_err(Into::into), self.cleaner.validate()]
+    }
 }
 
 impl Config {

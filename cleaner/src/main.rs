@@ -1,12 +1,12 @@
 //! The executable of the cleaner: everything is in the library.
 
-use clap::{CommandFactory as _, FromArgMatches as _};
+use clap::CommandFactory as _;
 use recruiter_cleaner::cli::Config;
-use recruiter_common::{exit, flags::without_empty_variables};
+use recruiter_common::{exit, flags::without_empty_variables, settings};
 
 #[tokio::main]
 async fn main() {
-    let mut command = without_empty_variables(Config::command());
-    let config = Config::from_arg_matches(&command.get_matches_mut()).unwrap_or_else(|error| error.format(&mut command).exit());
+    let (command, arguments) = (without_empty_variables(Config::command()), std::env::args_os().collect::<Vec<_>>());
+    let config = settings::parsed::<Config>(&command, &arguments).unwrap_or_else(|error| error.exit());
     config.run().await.unwrap_or_else(|error| exit::report("recruiter-cleaner", &error)).now()
 }

@@ -94,7 +94,7 @@
 //! | `messages` | messages of applications: publish and subscribe |
 //! | `consumers` | messages that become jobs |
 //! | `operator` | what people do with many jobs and workers: find, explain, change, prune |
-//! | `process` | what the three programs are besides Recruiter: logs, metrics over HTTP, exit codes, the service manager |
+//! | `process` | what the three programs are besides Recruiter: settings, logs, metrics over HTTP, exit codes, the service manager |
 //! | `store` | the operations of the three programs: what the rooms export for them |
 
 #![cfg_attr(
@@ -140,7 +140,7 @@ pub use self::{
 #[cfg(feature = "process")]
 pub use self::{
     base::flags,
-    process::{exit, logging, monitoring, secrets},
+    process::{exit, logging, monitoring, secrets, settings, toml_file},
 };
 #[cfg(feature = "protocol")]
 pub use self::{

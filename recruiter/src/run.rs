@@ -38,7 +38,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    fn validate(&self) -> anyhow::Result<()> {
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
         let refuse = |text: &str| Err(anyhow::anyhow!(text.to_owned()).context(Exit::Usage));
         if self.poll.is_zero() {
             return refuse("--poll must be above zero");

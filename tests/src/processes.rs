@@ -79,6 +79,7 @@ impl Process {
             .env_remove("NOTIFY_SOCKET")
             // Commands wait for a busy machine longer than for people.
             .env("RECRUITER_CONNECT_TIMEOUT", "1m")
+            .envs(["RECRUITER_SETTINGS", "RECRUITER_WORKER_SETTINGS", "RECRUITER_CLEANER_SETTINGS"].map(|name| (name, "/dev/null")))
             .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -80,6 +80,8 @@ fn installs_everything_and_starts_nothing(machine: &Machine) {
     // A file that was changed is kept in an upgrade.
     let kept = machine.run("dpkg-query --show --showformat '${Conffiles}' recruiter | awk '{ print $1 }' | sort");
     assert_eq!(kept, "/etc/recruiter/recruiter.env\n/etc/recruiter/workables.toml");
+    let example = "/usr/share/doc/recruiter/examples/cleaner.toml";
+    assert_eq!(machine.run(&format!("recruiter-cleaner --check-config --settings {example}")), format!("{example} is right"));
     let named = machine.run("cat /usr/share/doc/recruiter/copyright");
     assert!(named.contains("\n mongodb 3") && named.contains("\nLicense: Apache-2.0 or MIT\n"), "{named}");
     machine.run("zcat /usr/share/doc/recruiter/licences.txt.gz | grep -q '^ring .*: LICENSE$'");

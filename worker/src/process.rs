@@ -97,6 +97,12 @@ impl ProcessArgs {
         self.work(make).await.unwrap_or_else(|error| exit::report(&program(), &error)).now()
     }
 
+    /// Checks the settings and the worker. Nothing is connected.
+    pub fn checks(&self, make: impl FnOnce() -> anyhow::Result<Worker>) -> Vec<anyhow::Result<()>> {
+        let worker = make().and_then(|worker| Ok(worker.validate(&self.worker.clone().into())?));
+        vec![self.log.check().map_err(Into::into), self.connect.check().map_err(Into::into), worker]
+    }
+
     async fn work(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> anyhow::Result<Exit> {
         logging::init(&self.log)?;
         secrets::hide();

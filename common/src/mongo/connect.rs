@@ -120,6 +120,16 @@ impl ConnectArgs {
         self
     }
 
+    /// Checks the connection string and the prefix. Nothing is connected.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message contains the remedy.
+    pub fn check(&self) -> Result<(), ConnectError> {
+        let (uri, _) = uri::without_foreign_options(&self.uri)?;
+        ConnectionString::parse(&uri).map_err(invalid)?;
+        checked_prefix(&self.collection_prefix).map(drop)
+    }
+
     /// Sets the database, in place of the one that the connection string names. The database of the user stays the same.
     #[must_use]
     pub fn database(mut self, name: &str) -> Self {

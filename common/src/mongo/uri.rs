@@ -132,6 +132,29 @@ pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     Ok((format!("{address}{slash}{options}"), ignored))
 }
 
+/// The connection string without what is secret: the password, and the values of options that may be. A text that is none is secret.
+#[cfg(feature = "process")]
+pub(crate) fn redacted(text: &str) -> String {
+    const HIDDEN: &str = "****";
+    let Some((scheme, rest)) = text.trim().split_once("://") else { return HIDDEN.into() };
+    // A password may contain every character, also those that should be encoded.
+    let (user, rest) = match rest.rsplit_once('@') {
+        Some((user, rest)) => {
+            let user = user.split_once(':').map_or(user.to_owned(), |(name, _)| format!("{name}:{HIDDEN}"));
+            (format!("{user}@"), rest)
+        }
+        None => (String::new(), rest),
+    };
+    let Some((address, options)) = rest.split_once('?') else { return format!("{scheme}://{user}{rest}") };
+    let option = |option: &str| {
+        let name = option.split('=').next().unwrap_or_default();
+        let key = name.to_lowercase();
+        let is_open = KNOWN.contains(&key.as_str()) && key != "authmechanismproperties";
+        if is_open { option.to_owned() } else { format!("{name}={HIDDEN}") }
+    };
+    format!("{scheme}://{user}{address}?{}", options.split('&').map(option).collect::<Vec<_>>().join("&"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +176,22 @@ mod tests {
         check("maxPoolSize=50&tlsDisableCertificateRevocationCheck=true", "?maxPoolSize=50", &["tlsDisableCertificateRevocationCheck"]);
         check("a=1&&b", "", &["a", "b"]);
         assert_eq!(without_foreign_options(" mongodb://h?tls=true\n").expect("a string").0, "mongodb://h/?tls=true");
+    }
+
+    #[cfg(feature = "process")]
+    #[test]
+    fn no_secret_of_a_connection_string_is_shown() {
+        for (uri, shown) in [
+            ("mongodb://h:1,i:2/jobs?replicaSet=rs0", "mongodb://h:1,i:2/jobs?replicaSet=rs0"),
+            (" mongodb+srv://u:secret@h/jobs?authSource=admin\n", "mongodb+srv://u:****@h/jobs?authSource=admin"),
+            ("mongodb://u:se@cr/et?:x@h/jobs", "mongodb://u:****@h/jobs"),
+            ("mongodb://u@h/jobs?x=secret&w=1", "mongodb://u@h/jobs?x=****&w=1"),
+            ("mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:secret", "mongodb://h/?authMechanismProperties=****"),
+            ("mongodb://h/?tlsCertificateKeyFilePassword=secret", "mongodb://h/?tlsCertificateKeyFilePassword=****"),
+            ("u:secret@h", "****"),
+        ] {
+            assert_eq!(redacted(uri), shown);
+        }
     }
 
     #[test]

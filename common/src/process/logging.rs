@@ -11,6 +11,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
+use super::early;
 use crate::base::flags::variable;
 
 /// The log settings of a process.
@@ -48,6 +49,18 @@ impl LogArgs {
     pub fn or(mut self, filter: &str) -> Self {
         self.filter.get_or_insert_with(|| filter.into());
         self
+    }
+
+    /// Checks the filter.
+    ///
+    /// # Errors
+    /// When it is invalid.
+    pub fn check(&self) -> Result<(), InvalidFilter> {
+        self.checked().map(drop)
+    }
+
+    fn checked(&self) -> Result<EnvFilter, InvalidFilter> {
+        filter_of(self.filter.as_deref().unwrap_or("info"))
     }
 
     /// The same settings as command-line arguments for another of the programs.
@@ -96,8 +109,7 @@ fn filter_of(text: &str) -> Result<EnvFilter, InvalidFilter> {
 /// # Errors
 /// When the filter is invalid.
 pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
-    let filter = args.filter.as_deref().unwrap_or("info");
-    let filter = filter_of(filter)?;
+    let filter = args.checked()?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // A line that cannot be written is lost. Reporting that on a closed terminal would panic.
     let builder = builder.log_internal_errors(false);
@@ -109,6 +121,7 @@ pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
         (Format::Text, true) => builder.with_ansi(false).without_time().init(),
         (Format::Text, false) => builder.with_ansi(colour).init(),
     }
+    early::warnings().into_iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(())
 }
 

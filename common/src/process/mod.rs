@@ -1,5 +1,7 @@
-//! What the three programs are besides Recruiter: flags, logs, metrics over HTTP, exit codes, the service manager.
+//! What the three programs are besides Recruiter: settings, logs, metrics over HTTP, exit codes, the service manager.
 
+#[cfg(feature = "process")]
+mod early;
 #[cfg(feature = "process")]
 pub mod exit;
 #[cfg(feature = "process")]
@@ -9,3 +11,7 @@ pub mod monitoring;
 #[cfg(feature = "process")]
 pub mod secrets;
 pub mod service;
+#[cfg(feature = "process")]
+pub mod settings;
+#[cfg(feature = "process")]
+pub mod toml_file;

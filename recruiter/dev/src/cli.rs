@@ -26,7 +26,7 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measure speed and resource use, by default on an embedded MongoDB
     Bench(bench::BenchArgs),
-    /// Write man pages, and scripts for shells, of all programs
+    /// Write man pages, scripts for shells, and examples of settings, of all programs
     #[command(hide = true)]
     PackageFiles(package_files::PackageFilesArgs),
 }

@@ -65,6 +65,15 @@ impl Role {
             Self::Recruiter => "recruiter",
         }
     }
+
+    /// The variable that names the file of its settings.
+    fn settings(self) -> &'static str {
+        match self {
+            Self::Worker => "RECRUITER_WORKER_SETTINGS",
+            Self::Cleaner => "RECRUITER_CLEANER_SETTINGS",
+            Self::Recruiter => "RECRUITER_SETTINGS",
+        }
+    }
 }
 
 /// The directory with the programs: the directory of this program.
@@ -127,6 +136,8 @@ impl Plan {
         for (name, _) in env::vars_os().filter(|(name, _)| !self.pass_settings && name.to_string_lossy().starts_with("RECRUITER_")) {
             command.env_remove(name);
         }
+        // The files in /etc are about another database.
+        command.env(role.settings(), "/dev/null");
         let output = self.log.as_ref().map_or_else(|| Ok(Stdio::inherit()), |log| log.try_clone().map(Stdio::from));
         let process = output.and_then(|output| Watched::spawn(&command, output, None));
         let process = process.with_context(|| format!("cannot start {}", role.program()))?;

@@ -56,22 +56,22 @@ pub(super) enum GroupsCommand {
 }
 
 #[derive(Args, Clone, Debug)]
-#[command(group = ArgGroup::new("settings").required(true).multiple(true))]
+#[command(group = ArgGroup::new("changes").required(true).multiple(true))]
 pub(super) struct SetArgs {
     /// Name of the group
     #[arg(value_parser = name_of_text)]
     group: String,
     /// With this many waiting jobs the group accepts no further ones; `unset` for any number
-    #[arg(long, env = "RECRUITER_GROUPS_MOST_WAITING", value_name = "N|unset", group = "settings", allow_negative_numbers = true, value_parser = number)]
+    #[arg(long, env = "RECRUITER_GROUPS_MOST_WAITING", value_name = "N|unset", group = "changes", allow_negative_numbers = true, value_parser = number)]
     most_waiting: Option<Setting<u64>>,
     /// Share of the group in the starts, if any group has a weight; `unset` for 1
-    #[arg(long, env = "RECRUITER_GROUPS_WEIGHT", value_name = "WEIGHT|unset", group = "settings", allow_negative_numbers = true, value_parser = weight)]
+    #[arg(long, env = "RECRUITER_GROUPS_WEIGHT", value_name = "WEIGHT|unset", group = "changes", allow_negative_numbers = true, value_parser = weight)]
     weight: Option<Setting<f64>>,
     /// A job counts as one priority higher for each of these times that it has waited, such as 10m; `unset`: priorities stay as they are
-    #[arg(long, env = "RECRUITER_GROUPS_AGEING", value_name = "TIME|unset", group = "settings", value_parser = ageing)]
+    #[arg(long, env = "RECRUITER_GROUPS_AGEING", value_name = "TIME|unset", group = "changes", value_parser = ageing)]
     ageing: Option<Setting<Duration>>,
     /// Start no job in this time: '02:00-03:00 Europe/Berlin', or '22:00-06:00 UTC sat,sun'; may be given several times, and replaces all windows; `unset` removes them
-    #[arg(long, env = "RECRUITER_GROUPS_MAINTENANCE", value_name = "WINDOW|unset", group = "settings", value_parser = maintenance)]
+    #[arg(long, env = "RECRUITER_GROUPS_MAINTENANCE", value_name = "WINDOW|unset", group = "changes", value_parser = maintenance)]
     maintenance: Vec<Setting<MaintenanceWindow>>,
     #[command(flatten)]
     format: Format,

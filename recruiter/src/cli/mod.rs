@@ -4,6 +4,7 @@
 mod agenda;
 mod change;
 mod completions;
+mod config;
 mod consumers;
 mod dev;
 mod doctor;
@@ -34,7 +35,11 @@ mod wait;
 mod why;
 mod workers;
 
-use std::{ffi::OsString, io::Write};
+use std::{
+    ffi::OsString,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 use clap::{
     CommandFactory as _, Parser, Subcommand,
@@ -46,6 +51,7 @@ use recruiter_common::{
     flags::without_empty_variables,
     logging::{self, LogArgs},
     secrets,
+    settings::{self, Program, Question},
     shutdown::Shutdown,
     store::{ConnectArgs, ConnectError, Store},
 };
@@ -110,7 +116,7 @@ error message names the --skip to continue with.";
 
 fn examples() -> String {
     format!(
-        "Global options, described by --help: --uri, --connect-timeout, --collection-prefix, --log, --log-format\n\nExamples:\n{EXAMPLES}"
+        "Global options, described by --help: --uri, --connect-timeout, --collection-prefix, --log, --log-format, --settings\n\nExamples:\n{EXAMPLES}"
     )
 }
 
@@ -119,6 +125,7 @@ fn examples() -> String {
 /// Only `run` must keep running. `recruiter-worker` runs the jobs. `recruiter-cleaner` rescues the jobs of dead workers.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "recruiter", version, after_help = examples(), after_long_help = format!("{}\n\n{}", examples(), exit_codes()))]
+#[command(mut_arg("settings", |flag| settings::flag(flag, "RECRUITER_SETTINGS", Config::FILE)))]
 pub struct Config {
     #[command(subcommand)]
     command: Command,
@@ -126,6 +133,35 @@ pub struct Config {
     connect: ConnectArgs,
     #[command(flatten)]
     log: LogArgs,
+    /// File of settings
+    #[arg(long, global = true, value_name = "FILE")]
+    settings: Option<PathBuf>,
+}
+
+impl Program for Config {
+    const FILE: &'static str = "/etc/recruiter/recruiter.toml";
+    const TABLE: Option<&'static str> = Some("run");
+
+    fn file(&self) -> Option<&Path> {
+        self.settings.as_deref()
+    }
+
+    fn question(&self) -> Option<Question> {
+        if let Command::CheckConfig(format) = &self.command {
+            return Some(Question::Check { json: format.json });
+        }
+        let Command::Config(config::ConfigCommand::Show(format)) = &self.command else { return None };
+        Some(Question::Show { json: format.json })
+    }
+
+    fn is_service(&self) -> bool {
+        matches!(self.command, Command::Run(_))
+    }
+
+    fn checks(&self) -> Vec<anyhow::Result<()>> {
+        let run = if let Command::Run(args) = &self.command { args.validate() } else { Ok(()) };
+        vec![self.log.check().map_err(Into::into), self.connect.check().map_err(Into::into), run]
+    }
 }
 
 #[derive(Subcommand, Clone, Debug)]
@@ -189,6 +225,12 @@ enum Command {
     /// Install the units of systemd, on a machine without the Debian package
     #[command(subcommand)]
     Units(units::UnitsCommand),
+    /// Check the settings of `run` and of all commands, without MongoDB, and say what is wrong
+    #[command(after_help = config::EXAMPLES)]
+    CheckConfig(output::Format),
+    /// Show settings
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
     /// Write a script with which a shell completes commands
     #[command(after_help = completions::EXAMPLES)]
     Completions(completions::CompletionsArgs),
@@ -248,6 +290,8 @@ impl Config {
             Command::Import(command) => agenda::run(command, connect, &shutdown, out).await,
             Command::Units(command) => units::run(command, out),
             Command::Completions(args) => completions::run(&args, Self::command(), out),
+            // These end in `configured`.
+            Command::CheckConfig(_) | Command::Config(_) => Ok(()),
             Command::Dev(_) | Command::Demo(_) | Command::Bench(_) => return Err(dev::become_recruiter_dev()),
         };
         // Output and events that were produced before an error are written as well.
@@ -274,11 +318,30 @@ async fn connected_to_change(connect: &ConnectArgs, name: &str, dry_run: bool) -
 /// Describes what is wrong. Its usage line names only the missing arguments; clap's own would also name those set
 /// in the environment.
 pub fn parsed<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, clap::Error> {
+    parsed_by(arguments, |command, arguments| {
+        let matches = command.clone().try_get_matches_from(arguments)?;
+        C::from_arg_matches(&matches)
+    })
+}
+
+/// Parses the command line of `recruiter`, above the environment and the file of settings: [`settings::parsed`].
+///
+/// # Errors
+/// Those of [`parsed`].
+pub fn configured(arguments: impl IntoIterator<Item = OsString>) -> Result<Config, clap::Error> {
+    parsed_by(arguments, settings::parsed)
+}
+
+fn parsed_by<C: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    parse: impl FnOnce(&clap::Command, &[OsString]) -> Result<C, clap::Error>,
+) -> Result<C, clap::Error> {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let mut command = with_global_options_in_long_help(without_empty_variables(C::command()));
-    let parsed = command.try_get_matches_from_mut(&arguments).and_then(|matches| C::from_arg_matches(&matches));
-    parsed.map_err(|mut error| {
+    let command = with_global_options_in_long_help(without_empty_variables(C::command()));
+    parse(&command, &arguments).map_err(|mut error| {
         if error.get(ContextKind::Usage).is_some() {
+            let mut command = command.clone();
+            command.build();
             let words = arguments.iter().skip(1).filter_map(|argument| argument.to_str());
             let meant = words.fold(&command, |command, word| command.find_subcommand(word).unwrap_or(command));
             error.insert(ContextKind::Usage, ContextValue::StyledStr(meant.clone().render_usage()));

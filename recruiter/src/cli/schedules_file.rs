@@ -2,12 +2,12 @@
 //!
 //! The whole file is checked before anything is written. An error has its line and column.
 
-use std::{collections::BTreeMap, fs, ops::Range, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
-use anyhow::{Context as _, anyhow};
 use recruiter_common::{
     schedules::{InvalidSchedule, Missed, Schedule},
     spec::{Classes, InvalidSpec, JobSpec, UnknownPolicies, duration_of_text},
+    toml_file::{self, FileError, Problem},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -56,25 +56,15 @@ struct Entry {
     job: Spanned<toml::Table>,
 }
 
-/// A problem at these bytes of the text.
-struct Problem(Range<usize>, String);
-
 /// Reads a file of schedules.
-pub(super) fn load(path: &Path, unknown_policies: UnknownPolicies) -> anyhow::Result<Namespace> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read the file of schedules `{}`", path.display()))?;
-    namespace(&text, unknown_policies).map_err(|Problem(at, problem)| {
-        let before = text.get(..at.start).unwrap_or(&text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        let (line, column) = (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1);
-        anyhow!("{}:{line}:{column}: {problem}", path.display())
-    })
+pub(super) fn load(path: &Path, unknown_policies: UnknownPolicies) -> Result<Namespace, FileError> {
+    toml_file::read("the file of schedules", path, |text| namespace(text, unknown_policies))
 }
 
 fn namespace(text: &str, unknown_policies: UnknownPolicies) -> Result<Namespace, Problem> {
-    let file: File = toml::from_str(text).map_err(|error| {
-        let problem = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
+    let file: File = toml_file::parse(text).map_err(|Problem(at, problem)| {
         let hint = if problem.contains("`namespace`") { ": it decides which schedules this file may change and remove" } else { "" };
-        Problem(error.span().unwrap_or_default(), format!("{problem}{hint}"))
+        Problem(at, format!("{problem}{hint}"))
     })?;
     let (at, name) = (file.namespace.span(), file.namespace.into_inner());
     let (mut schedules, mut jobs) = (Vec::with_capacity(file.schedules.len()), Vec::new());
@@ -96,33 +86,33 @@ fn namespace(text: &str, unknown_policies: UnknownPolicies) -> Result<Namespace,
 }
 
 fn schedule(entry: Entry, key: &Spanned<String>, unknown_policies: UnknownPolicies) -> Result<(Schedule, JobSpec), Problem> {
-    let duration = |text: &Spanned<String>| duration_of_text(text.as_ref()).map_err(|problem| wrong(text, problem));
+    let duration = |text: &Spanned<String>| duration_of_text(text.as_ref()).map_err(|problem| Problem::of(text, problem));
     let schedule = match (&entry.cron, &entry.every, &entry.zone) {
         (Some(cron), None, zone) => {
             Schedule::cron(cron.as_ref(), zone.as_ref().map_or("UTC", |zone| zone.as_ref().as_str())).map_err(|problem| {
                 match (&problem, zone) {
-                    (InvalidSchedule::Zone { .. }, Some(zone)) => wrong(zone, problem),
-                    _ => wrong(cron, problem),
+                    (InvalidSchedule::Zone { .. }, Some(zone)) => Problem::of(zone, problem),
+                    _ => Problem::of(cron, problem),
                 }
             })
         }
-        (None, Some(_), Some(zone)) => Err(wrong(zone, "an interval has no zone: its runs are at its multiples in UTC")),
-        (None, Some(every), None) => Schedule::every(duration(every)?).map_err(|problem| wrong(every, problem)),
-        (None, None, _) | (Some(_), Some(_), _) => Err(wrong(key, format!("`{}`: {}", key.as_ref(), InvalidSchedule::NoTiming))),
+        (None, Some(_), Some(zone)) => Err(Problem::of(zone, "an interval has no zone: its runs are at its multiples in UTC")),
+        (None, Some(every), None) => Schedule::every(duration(every)?).map_err(|problem| Problem::of(every, problem)),
+        (None, None, _) | (Some(_), Some(_), _) => Err(Problem::of(key, format!("`{}`: {}", key.as_ref(), InvalidSchedule::NoTiming))),
     };
     let mut schedule = schedule?;
     if let Some(jitter) = &entry.jitter {
         schedule = schedule.jitter(duration(jitter)?);
     }
     if let Some(overlap) = &entry.overlap {
-        schedule = schedule.overlap(overlap.as_ref().parse().map_err(|problem: InvalidSchedule| wrong(overlap, problem))?);
+        schedule = schedule.overlap(overlap.as_ref().parse().map_err(|problem: InvalidSchedule| Problem::of(overlap, problem))?);
     }
     schedule = match (&entry.missed, &entry.missed_limit) {
         (Some(word), limit) => {
             let limit = limit.as_ref().map(|limit| *limit.as_ref());
-            schedule.missed(Missed::of_word(word.as_ref(), limit).map_err(|problem| wrong(word, problem))?)
+            schedule.missed(Missed::of_word(word.as_ref(), limit).map_err(|problem| Problem::of(word, problem))?)
         }
-        (None, Some(limit)) => return Err(wrong(limit, InvalidSchedule::LimitWithoutAll)),
+        (None, Some(limit)) => return Err(Problem::of(limit, InvalidSchedule::LimitWithoutAll)),
         (None, None) => schedule,
     };
     let at = entry.job.span();
@@ -131,10 +121,6 @@ fn schedule(entry: Entry, key: &Spanned<String>, unknown_policies: UnknownPolici
     let spec: JobSpec = serde_json::from_value(spec).map_err(|error| within(error.to_string().replace("unknown field", "unknown key")))?;
     let job = spec.clone().into_job(unknown_policies).map_err(|problem| within(problem_of(&problem)))?;
     Ok((schedule.job(job), spec))
-}
-
-fn wrong<T>(at: &Spanned<T>, problem: impl ToString) -> Problem {
-    Problem(at.span(), problem.to_string())
 }
 
 /// A value of TOML as JSON. An instant becomes a date of extended JSON.

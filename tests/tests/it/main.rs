@@ -11,6 +11,7 @@ mod bundles;
 mod cleaner;
 mod cli;
 mod clients;
+mod configuration;
 mod consumers;
 mod control;
 mod damaged_documents;

@@ -187,11 +187,12 @@ fn check_empty(path: &[&str]) -> usize {
         let needed = needed(path, file.path().to_str().unwrap());
         let (nowhere, code) = match needed[..] {
             ["--mongod", _] => (&[][..], 1),
-            // It needs no MongoDB.
+            // They need no MongoDB.
             ["bash"] => (&[][..], 0),
             ["--root", _] => (&[][..], 2),
             // It needs a terminal.
             _ if path == ["recruiter", "top"] => (&[][..], 2),
+            _ if path.iter().any(|command| command.contains("config")) => (&[][..], 0),
             _ => (&["--uri", "mongodb://127.0.0.1:1/x", "--connect-timeout", "1ms"][..], 69),
         };
         let args = [below, &needed, nowhere].concat();

@@ -1,10 +1,13 @@
 //! The command line of the stock worker.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Parser, builder::BoolishValueParser};
-use recruiter_common::exit::Exit;
+use recruiter_common::{
+    exit::Exit,
+    settings::{self, Program, Question, SettingsArgs},
+};
 
 use super::stock;
 use crate::{
@@ -15,6 +18,7 @@ use crate::{
 /// Runs Recruiter jobs as programs, which a workables file names.
 #[derive(Parser)]
 #[command(name = "recruiter-worker", version, max_term_width = 100, after_help = format!("{EXAMPLE}\n\n{EXIT_CODES}"))]
+#[command(mut_arg("settings", |flag| settings::flag(flag, "RECRUITER_WORKER_SETTINGS", Config::FILE)))]
 pub struct Config {
     /// Workables file, which names the program of each class
     #[arg(long, env = "RECRUITER_WORKER_CONFIG", value_name = "FILE")]
@@ -27,9 +31,27 @@ pub struct Config {
     log_stderr: bool,
     #[command(flatten)]
     process: ProcessArgs,
+    #[command(flatten)]
+    settings: SettingsArgs,
 }
 
-const EXAMPLE: &str = r#"Example of a configuration file:
+impl Program for Config {
+    const FILE: &'static str = "/etc/recruiter/worker.toml";
+
+    fn file(&self) -> Option<&Path> {
+        self.settings.file()
+    }
+
+    fn question(&self) -> Option<Question> {
+        self.settings.question()
+    }
+
+    fn checks(&self) -> Vec<anyhow::Result<()>> {
+        self.process.checks(|| self.worker())
+    }
+}
+
+const EXAMPLE: &str = r#"Example of a workables file:
   [workables.checksum]    # the class a job names
   # {path}: parameters.path, as one argument. There is no shell
   command = ["sha256sum", "--", "{path}"]
@@ -38,19 +60,18 @@ const EXAMPLE: &str = r#"Example of a configuration file:
 impl Config {
     /// Runs the worker until a signal stops the process, and ends the process with its exit code.
     pub async fn run(self) {
-        let Self { config, builtins, log_stderr, process } = self;
-        process.run(|| worker(config, builtins, log_stderr)).await
+        self.process.clone().run(|| self.worker()).await
     }
-}
 
-fn worker(config: Option<PathBuf>, builtins: bool, log_stderr: bool) -> anyhow::Result<Worker> {
-    let mut worker = Worker::new();
-    if let Some(file) = &config {
-        let load = if log_stderr { stock::load_logged } else { stock::load };
-        worker = worker.register_programs(load(file).context(Exit::Config)?).context(Exit::Config)?;
+    fn worker(&self) -> anyhow::Result<Worker> {
+        let mut worker = Worker::new();
+        if let Some(file) = &self.config {
+            let load = if self.log_stderr { stock::load_logged } else { stock::load };
+            worker = worker.register_programs(load(file).context(Exit::Config)?).context(Exit::Config)?;
+        }
+        if self.builtins {
+            worker = worker.register_builtins().context(Exit::Config)?;
+        }
+        Ok(worker)
     }
-    if builtins {
-        worker = worker.register_builtins().context(Exit::Config)?;
-    }
-    Ok(worker)
 }

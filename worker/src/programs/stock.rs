@@ -6,9 +6,7 @@ use std::{
     collections::BTreeMap,
     env,
     ffi::OsString,
-    fs, io,
     num::NonZeroU32,
-    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -20,6 +18,7 @@ use recruiter_common::{
     enqueue::LONGEST_NAME,
     job::{self, Keep, Priority},
     spec::{check_defaults, policy_of_text},
+    toml_file::{self, FileError, Problem},
 };
 use serde::Deserialize;
 use toml::Spanned;
@@ -46,32 +45,6 @@ const LONGEST_KILL_AFTER: Duration = Duration::from_secs(600);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Default of `jobs_per_process`.
 const JOBS_PER_PROCESS: u32 = 10_000;
-
-/// The workables file cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the workables file `{}`", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// The content of the file is invalid.
-    #[error("{}:{line}:{column}: {problem}", path.display())]
-    Wrong {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The column, from 1, in characters.
-        column: usize,
-        /// The problem and its remedy.
-        problem: String,
-    },
-}
 
 /// Classes and their programs.
 pub struct Programs(pub(crate) Vec<(String, Program)>);
@@ -119,14 +92,11 @@ struct Workable {
     env: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
-/// A problem at these bytes of the text.
-struct Problem(Range<usize>, String);
-
 /// Reads the programs of a workables file, by class.
 ///
 /// # Errors
 /// When the file cannot be read, is invalid, or names a program that does not exist.
-pub fn load(path: &Path) -> Result<Programs, ConfigError> {
+pub fn load(path: &Path) -> Result<Programs, FileError> {
     read(path, false)
 }
 
@@ -134,31 +104,19 @@ pub fn load(path: &Path) -> Result<Programs, ConfigError> {
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_logged(path: &Path) -> Result<Programs, ConfigError> {
+pub fn load_logged(path: &Path) -> Result<Programs, FileError> {
     read(path, true)
 }
 
-fn read(path: &Path, log_stderr: bool) -> Result<Programs, ConfigError> {
-    let unreadable = |source| ConfigError::Unreadable { path: path.into(), source };
-    let text = fs::read_to_string(path).map_err(unreadable)?;
-    let home = std::path::absolute(path).map_err(unreadable)?;
-    programs(&text, home.parent().unwrap_or(Path::new("/")), log_stderr).map(Programs).map_err(|Problem(at, problem)| {
-        let before = text.get(..at.start).unwrap_or(&text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        ConfigError::Wrong {
-            path: path.into(),
-            line: before.matches('\n').count() + 1,
-            column: before[line_start..].chars().count() + 1,
-            problem,
-        }
-    })
+fn read(path: &Path, log_stderr: bool) -> Result<Programs, FileError> {
+    const WHAT: &str = "the workables file";
+    let home = std::path::absolute(path).map_err(|source| FileError::Unreadable { what: WHAT, path: path.into(), source })?;
+    let home = home.parent().unwrap_or(Path::new("/"));
+    toml_file::read(WHAT, path, |text| programs(text, home, log_stderr)).map(Programs)
 }
 
 fn programs(text: &str, home: &Path, log_stderr: bool) -> Result<Vec<(String, Program)>, Problem> {
-    let mut file: File = toml::from_str(text).map_err(|error| {
-        let problem = error.message().replace("unknown field", "unknown key").replace("missing field", "missing key");
-        Problem(error.span().unwrap_or_default(), problem)
-    })?;
+    let mut file: File = toml_file::parse(text)?;
     if file.workables.is_empty() {
         return Err(Problem(0..0, "no workables: add a table `[workables.<class>]` with `command = [\"program\", \"argument\"]`".into()));
     }
@@ -179,8 +137,8 @@ fn defaults(workable: &Workable) -> Result<job::Settings, Problem> {
     let Workable { group, priority, keep, limits, .. } = workable;
     (defaults.group, defaults.priority, defaults.keep, defaults.limits) = (group.clone(), *priority, *keep, limits.clone());
     if let Some(retry) = &workable.retry {
-        let json = serde_json::to_string(retry.as_ref()).map_err(|error| wrong(retry, error.to_string()))?;
-        defaults.retry_policy = Some(policy_of_text(&json).map_err(|problem| wrong(retry, problem.to_string()))?);
+        let json = serde_json::to_string(retry.as_ref()).map_err(|error| Problem::of(retry, error))?;
+        defaults.retry_policy = Some(policy_of_text(&json).map_err(|problem| Problem::of(retry, problem))?);
     }
     Ok(defaults)
 }
@@ -199,17 +157,17 @@ fn checked_class(class: Spanned<String>) -> Result<String, Problem> {
 fn program(mut workable: Workable, home: &Path, pools: &mut Vec<Arc<Pool>>) -> Result<Program, Problem> {
     let command = workable.command.as_ref().iter().map(|argument| match Template::parse(argument.as_ref()) {
         Ok(template) => Ok((argument, template)),
-        Err(problem) => Err(wrong(argument, problem)),
+        Err(problem) => Err(Problem::of(argument, problem)),
     });
     let mut command = command.collect::<Result<Vec<_>, _>>()?.into_iter();
     let Some((argument, name)) = command.next() else {
-        return Err(wrong(&workable.command, "the command is empty: write `[\"program\", \"argument\"]`"));
+        return Err(Problem::of(&workable.command, "the command is empty: write `[\"program\", \"argument\"]`"));
     };
     let Some(name) = name.literal() else {
-        return Err(wrong(argument, "a job cannot choose the program: name it without a placeholder"));
+        return Err(Problem::of(argument, "a job cannot choose the program: name it without a placeholder"));
     };
     let environment = std::mem::take(&mut workable.env).into_iter().map(variable).collect::<Result<BTreeMap<_, _>, _>>()?;
-    let path = find(name, home, environment.get("PATH")).map_err(|problem| wrong(argument, problem))?;
+    let path = find(name, home, environment.get("PATH")).map_err(|problem| Problem::of(argument, problem))?;
     let settings = Settings {
         path,
         time_limit: workable.timeout.as_ref().map(duration).transpose()?,
@@ -227,7 +185,7 @@ fn program(mut workable: Workable, home: &Path, pools: &mut Vec<Arc<Pool>>) -> R
     let pool = if is_long_lived(&workable)? {
         let literal = |(argument, template): &(&Spanned<String>, Template)| match template.literal() {
             Some(text) => Ok(OsString::from(text)),
-            None => Err(wrong(argument, "a long-lived program runs many jobs: it reads their parameters from standard input")),
+            None => Err(Problem::of(argument, "a long-lived program runs many jobs: it reads their parameters from standard input")),
         };
         let arguments = command.iter().map(literal).collect::<Result<_, _>>()?;
         Some(pool(start(&workable, &settings, arguments)?, pools))
@@ -236,7 +194,7 @@ fn program(mut workable: Workable, home: &Path, pools: &mut Vec<Arc<Pool>>) -> R
     };
     let concurrency = workable.concurrency.as_ref().map(|jobs| match NonZeroU32::new(*jobs.as_ref()) {
         Some(jobs) => Ok(jobs),
-        None => Err(wrong(jobs, "a worker runs at least one job of a class at a time; to run none, remove the class")),
+        None => Err(Problem::of(jobs, "a worker runs at least one job of a class at a time; to run none, remove the class")),
     });
     let concurrency = concurrency.transpose()?;
     Ok(Program {
@@ -253,7 +211,7 @@ fn is_long_lived(workable: &Workable) -> Result<bool, Problem> {
     let is_long_lived = match workable.mode.as_ref().map(|mode| (mode, mode.as_ref().as_str())) {
         None | Some((_, "per-job")) => false,
         Some((_, "long-lived")) => true,
-        Some((mode, _)) => return Err(wrong(mode, "a mode is \"per-job\" or \"long-lived\"")),
+        Some((mode, _)) => return Err(Problem::of(mode, "a mode is \"per-job\" or \"long-lived\"")),
     };
     let only_long_lived = [&workable.idle_timeout.as_ref().map(Spanned::span), &workable.jobs_per_process.as_ref().map(Spanned::span)];
     if let Some(place) = only_long_lived.into_iter().flatten().next().filter(|_| !is_long_lived) {
@@ -268,7 +226,7 @@ fn is_long_lived(workable: &Workable) -> Result<bool, Problem> {
 
 fn start(workable: &Workable, settings: &Settings, arguments: Vec<OsString>) -> Result<HowToStart, Problem> {
     let jobs_per_process = match &workable.jobs_per_process {
-        Some(jobs) if *jobs.as_ref() == 0 => return Err(wrong(jobs, "a process runs at least one job")),
+        Some(jobs) if *jobs.as_ref() == 0 => return Err(Problem::of(jobs, "a process runs at least one job")),
         Some(jobs) => *jobs.as_ref(),
         None => JOBS_PER_PROCESS,
     };
@@ -298,7 +256,7 @@ fn messages(text: &Spanned<String>) -> Result<MessagesOn, Problem> {
     match text.as_ref().as_str() {
         "fd" => Ok(MessagesOn::Descriptor),
         "stderr" => Ok(MessagesOn::StandardError),
-        _ => Err(wrong(text, "messages come from \"fd\" (file descriptor 3) or from \"stderr\"")),
+        _ => Err(Problem::of(text, "messages come from \"fd\" (file descriptor 3) or from \"stderr\"")),
     }
 }
 
@@ -306,35 +264,31 @@ fn keeps_text(text: &Spanned<String>) -> Result<bool, Problem> {
     match text.as_ref().as_str() {
         "text" => Ok(true),
         "json" => Ok(false),
-        _ => Err(wrong(text, "a result is \"json\" (an object or an array is stored as such) or \"text\"")),
+        _ => Err(Problem::of(text, "a result is \"json\" (an object or an array is stored as such) or \"text\"")),
     }
-}
-
-fn wrong<T>(place: &Spanned<T>, problem: impl Into<String>) -> Problem {
-    Problem(place.span(), problem.into())
 }
 
 fn duration(text: &Spanned<String>) -> Result<Duration, Problem> {
     match humantime::parse_duration(text.as_ref()) {
-        Ok(Duration::ZERO) => Err(wrong(text, "must be longer than zero: leave the key out for no limit")),
+        Ok(Duration::ZERO) => Err(Problem::of(text, "must be longer than zero: leave the key out for no limit")),
         Ok(duration) => Ok(duration),
-        Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"30s\" or \"1h 30m\""))),
+        Err(error) => Err(Problem::of(text, format!("not a duration ({error}): write it like \"30s\" or \"1h 30m\""))),
     }
 }
 
 fn kill_after(text: &Spanned<String>) -> Result<Duration, Problem> {
     match humantime::parse_duration(text.as_ref()) {
         Ok(duration) if duration <= LONGEST_KILL_AFTER => Ok(duration),
-        Ok(_) => Err(wrong(text, "too long, because a stopping worker waits for it: write at most \"10m\"")),
-        Err(error) => Err(wrong(text, format!("not a duration ({error}): write it like \"5s\""))),
+        Ok(_) => Err(Problem::of(text, "too long, because a stopping worker waits for it: write at most \"10m\"")),
+        Err(error) => Err(Problem::of(text, format!("not a duration ({error}): write it like \"5s\""))),
     }
 }
 
 fn size(text: &Spanned<String>) -> Result<usize, Problem> {
     match text.as_ref().parse::<ByteSize>().map(|size| usize::try_from(size.as_u64())) {
         Ok(Ok(bytes)) if bytes <= LARGEST_RESULT_LIMIT => Ok(bytes),
-        Ok(_) => Err(wrong(text, "too large, because results are stored in the job's document: write at most \"8MiB\"")),
-        Err(error) => Err(wrong(text, format!("not a size ({error}): write it like \"64KiB\" or \"1MiB\""))),
+        Ok(_) => Err(Problem::of(text, "too large, because results are stored in the job's document: write at most \"8MiB\"")),
+        Err(error) => Err(Problem::of(text, format!("not a size ({error}): write it like \"64KiB\" or \"1MiB\""))),
     }
 }
 
@@ -343,15 +297,15 @@ fn directory(name: &Spanned<PathBuf>, home: &Path) -> Result<PathBuf, Problem> {
     if directory.is_dir() {
         return Ok(directory);
     }
-    Err(wrong(name, format!("there is no directory `{}`: create it or correct the path", directory.display())))
+    Err(Problem::of(name, format!("there is no directory `{}`: create it or correct the path", directory.display())))
 }
 
 fn variable((name, value): (Spanned<String>, Spanned<String>)) -> Result<(String, String), Problem> {
     if name.as_ref().is_empty() || name.as_ref().contains(['=', '\0']) {
-        return Err(wrong(&name, "not a valid name of a variable: remove `=` and NUL"));
+        return Err(Problem::of(&name, "not a valid name of a variable: remove `=` and NUL"));
     }
     if value.as_ref().contains('\0') {
-        return Err(wrong(&value, "a variable cannot contain a NUL: remove it"));
+        return Err(Problem::of(&value, "a variable cannot contain a NUL: remove it"));
     }
     Ok((name.into_inner(), value.into_inner()))
 }
@@ -377,12 +331,12 @@ fn find(name: &str, home: &Path, path: Option<&String>) -> Result<PathBuf, Strin
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
 
     /// Loads this text as `workables.toml` of a directory with an executable `run`, a plain file `data` and a directory `in`.
-    fn loaded(text: &str) -> (PathBuf, Result<Vec<(String, Program)>, ConfigError>) {
+    fn loaded(text: &str) -> (PathBuf, Result<Vec<(String, Program)>, FileError>) {
         let home = tempfile::tempdir().unwrap();
         for (name, mode) in [("run", 0o755), ("data", 0o644)] {
             fs::write(home.path().join(name), "#!/bin/sh\n").unwrap();
