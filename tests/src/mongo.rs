@@ -27,12 +27,15 @@ pub const USER: &str = "root";
 /// Its password, which must appear in no output.
 pub const PASSWORD: &str = "never-to-be-logged";
 
+/// The options by which MongoDB closes the files of a dropped database within seconds. By default it keeps them open for five minutes, and the
+/// databases of all tests in that time need thousands.
+const CLOSE_DROPPED: [&str; 4] = ["--setParameter", "minSnapshotHistoryWindowInSeconds=1", "--syncdelay", "3"];
 const PREFIX: &str = "rec_test_";
 /// A test database older than this is a leftover of a crashed run, because no test takes so long.
 const LEFTOVER_AFTER: Duration = Duration::from_secs(3600);
-/// How long a command of the harness waits for a primary; at the end of a test its server may be gone for good.
 /// The time within which a server must be found.
 pub(crate) const SELECTION_LIMIT: Duration = Duration::from_secs(30);
+/// The same at the end of a test, whose server may be gone for good.
 const LAST_SELECTION_LIMIT: Duration = Duration::from_secs(5);
 
 /// The mongod to run, downloaded if necessary.
@@ -230,7 +233,8 @@ async fn shared() -> &'static str {
                 (uri, None)
             }
             Err(_) => {
-                let mongo = own_mongod().await;
+                let arguments = CLOSE_DROPPED.map(str::to_owned).to_vec();
+                let mongo = EmbeddedMongo::start(Options { arguments, ..temporary() }).await.expect("mongod starts");
                 (mongo.uri(), Some(mongo))
             }
         })

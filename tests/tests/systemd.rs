@@ -75,6 +75,14 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
         assert_eq!(archived(&database, class).await, "done", "{class}");
     }
 
+    // A reload interrupts nothing, and knows the new class.
+    machine.run(
+        "printf '[workables.later]\\ncommand = [\"true\"]\\n' >>/etc/recruiter/workables.toml && systemctl reload recruiter-worker@main",
+    );
+    enqueue(&database, "later", "{}", &[]).await;
+    assert_eq!(archived(&database, "later").await, "done");
+    assert_eq!(machine.show(SERVICES[2], "ActiveState,NRestarts"), "active 0");
+
     enqueue(&database, "nap", "{}", &[]).await;
     wait_until(SOON, "the nap is taken", async || machine.count("sleep") == 1).await;
     machine.run("systemctl kill --kill-who=main --signal=KILL recruiter-worker@main.service");

@@ -57,6 +57,7 @@
 //! | `registry` | the classes of a worker |
 //! | `config` | settings |
 //! | `process`, `no_process` | flags, and a worker as a process; without the feature a compiler error that names it |
+//! | `generations` | the workers of a process that reads its settings again |
 //! | `engine` | takes jobs, runs them, records their outcomes |
 //! | `programs` | the stock worker's workables |
 //! | `panics` | calls into code of users |
@@ -71,6 +72,8 @@ mod context;
 mod deadline;
 mod engine;
 mod event;
+#[cfg(feature = "process")]
+mod generations;
 mod hooks;
 mod layer;
 #[cfg(not(feature = "process"))]
@@ -316,9 +319,15 @@ impl Worker {
         self,
         connect: impl Into<ConnectArgs>,
         config: impl Into<WorkerConfig>,
-        shutdown: Shutdown,
+        mut shutdown: Shutdown,
     ) -> Result<Ended, WorkerError> {
-        self.run_notifying(connect.into(), config.into(), shutdown, Notifier::Silent).await
+        let config = config.into();
+        self.validate(&config)?;
+        let store = tokio::select! {
+            connected = Store::connect(connect.into(), "recruiter-worker") => Arc::new(connected?),
+            () = shutdown.requested() => return Ok(Ended::Stopped),
+        };
+        self.run_over(store, config, shutdown, Notifier::Silent, Source::Roster).await
     }
 
     /// Checks that this worker can run with these settings.
@@ -333,23 +342,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The same as [`Worker::run`], with notifications to the service manager if the process is nothing but this worker.
-    pub(crate) async fn run_notifying(
-        self,
-        connect: ConnectArgs,
-        config: WorkerConfig,
-        mut shutdown: Shutdown,
-        notifier: Notifier,
-    ) -> Result<Ended, WorkerError> {
-        self.validate(&config)?;
-        let store = tokio::select! {
-            connected = Store::connect(connect, "recruiter-worker") => Arc::new(connected?),
-            () = shutdown.requested() => return Ok(Ended::Stopped),
-        };
-        self.run_over(store, config, shutdown, notifier, Source::Roster).await
-    }
-
-    /// Runs sessions over this store.
+    /// Runs sessions over this store, with notifications to the service manager if the process is nothing but workers.
     pub(crate) async fn run_over(
         self,
         store: Arc<Store>,
@@ -373,7 +366,7 @@ impl Worker {
         let pools = self.pools;
         let Self { registry, policies, layers, listener, .. } = self;
         let (process, watchdog) = (ProcessIdentity::of_this_process().map_err(WorkerError::Process)?, notifier.watchdog());
-        let (outliving, meters) = (Outliving::default(), Meters::new(registry.classes()));
+        let (outliving, meters) = (Outliving::default(), Meters::new(registry.classes(), notifier.clone()));
         let dependencies = Dependencies {
             store,
             heartbeat_store,

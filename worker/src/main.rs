@@ -13,5 +13,5 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 async fn main() {
     let (command, arguments) = (without_empty_variables(Config::command()), std::env::args_os().collect::<Vec<_>>());
     let config = settings::parsed::<Config>(&command, &arguments).unwrap_or_else(|error| error.exit());
-    config.run().await
+    config.run(move || settings::again(&command, &arguments)).await
 }

@@ -10,15 +10,19 @@ use recruiter_common::{
     flags,
     logging::{self, LogArgs},
     monitoring::MetricsArgs,
-    secrets,
-    service::Notifier,
+    secrets, service,
     shutdown::{Shutdown, pause},
     store::ConnectArgs,
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
 };
 
 use crate::{
     ABORT_WITHIN, Ended, Worker, WorkerError,
     config::{DEFAULT_CONCURRENCY, DEFAULT_GRACE, DEFAULT_HEARTBEAT, DEFAULT_LEASE, DEFAULT_POLL, MOST_CONCURRENCY, WorkerConfig},
+    generations::{self, Settled},
 };
 
 /// Exit codes of every worker process, for the end of its `--help`.
@@ -71,6 +75,9 @@ impl From<WorkerArgs> for WorkerConfig {
     }
 }
 
+/// Reads the settings once more.
+pub(crate) type Again = Box<dyn Fn() -> anyhow::Result<(ProcessArgs, Worker)> + Send>;
+
 /// The flags of every worker process. A program with its own flags flattens them; [`Worker::main`] uses them alone.
 #[derive(Args, Clone, Debug)]
 // Otherwise clap would use the lines above as the description of the program.
@@ -94,7 +101,12 @@ impl ProcessArgs {
     /// Creates the worker with `make`, runs jobs until TERM, INT or HUP requests a stop, and ends the process with one of the [`Exit`]
     /// codes. An error is printed. An error of `make` can have the exit code in its context.
     pub async fn run(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> ! {
-        self.work(make).await.unwrap_or_else(|error| exit::report(&program(), &error)).now()
+        self.work(make, None).await.unwrap_or_else(|error| exit::report(&program(), &error)).now()
+    }
+
+    /// The same, and as a service reads the settings `again` at HUP.
+    pub(crate) async fn run_reloading(self, make: impl FnOnce() -> anyhow::Result<Worker>, again: Again) -> ! {
+        self.work(make, Some(again)).await.unwrap_or_else(|error| exit::report(&program(), &error)).now()
     }
 
     /// Checks the settings and the worker. Nothing is connected.
@@ -103,15 +115,21 @@ impl ProcessArgs {
         vec![self.log.check().map_err(Into::into), self.connect.check().map_err(Into::into), worker]
     }
 
-    async fn work(self, make: impl FnOnce() -> anyhow::Result<Worker>) -> anyhow::Result<Exit> {
+    async fn work(self, make: impl FnOnce() -> anyhow::Result<Worker>, again: Option<Again>) -> anyhow::Result<Exit> {
         logging::init(&self.log)?;
         secrets::hide();
         let _monitoring = self.metrics.serve("recruiter-worker").await?;
-        let worker = make()?;
-        let shutdown = Shutdown::on_signals()?;
+        let first = self.settled(make()?);
+        // From a terminal, which may be closed, HUP is a request to stop.
+        let (shutdown, reloads) = match again.filter(|_| service::is_managed()) {
+            None => (Shutdown::on_signals()?, mpsc::channel(1).1),
+            Some(again) => {
+                (Shutdown::on_stop_signals()?, generations::reload_at(signal(SignalKind::hangup())?, move || self.reloaded(again()?)))
+            }
+        };
         let mut abort = shutdown.clone();
         let ended = tokio::select! {
-            ended = worker.run_notifying((&self.connect).into(), self.worker.into(), shutdown, Notifier::Process) => match ended {
+            ended = generations::run(first, shutdown, reloads) => match ended {
                 Ok(ended) => ended.into(),
                 Err(error) => {
                     let exit = Exit::from(&error);
@@ -121,6 +139,18 @@ impl ProcessArgs {
             () = async { abort.aborted().await; pause(ABORT_WITHIN).await } => Exit::Aborted,
         };
         Ok(if abort.is_aborted() { Exit::Aborted } else { ended })
+    }
+
+    fn settled(&self, worker: Worker) -> Settled {
+        Settled { worker, connect: (&self.connect).into(), config: self.worker.clone().into() }
+    }
+
+    /// A worker with new settings. Logs and metrics are of the process.
+    fn reloaded(&self, (new, worker): (Self, Worker)) -> anyhow::Result<Settled> {
+        if (&new.log, &new.metrics) != (&self.log, &self.metrics) {
+            tracing::warn!("the settings of logs and metrics are not read again: restart the process for them");
+        }
+        Ok(new.settled(worker))
     }
 }
 

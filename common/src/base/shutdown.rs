@@ -1,8 +1,8 @@
 //! Requests to stop a process, and the only sleep in the loops.
 //!
 //! Used by the three programs, and by applications that run a worker in their own process. The first TERM, INT or HUP
-//! requests a drain. A TERM or INT after it requests an immediate end. The request is passed as a parameter to every
-//! wait and is never a global.
+//! requests a drain. A TERM or INT after it requests an immediate end. A service that reads its settings again at a HUP
+//! ([`Shutdown::on_stop_signals`]) does not stop at it. The request is passed as a parameter to every wait and is never a global.
 
 use std::time::Duration;
 
@@ -11,13 +11,15 @@ use tokio::sync::watch;
 use {
     nix::sys::signal::Signal,
     procfs::process::Process,
-    tokio::signal::unix::{SignalKind, signal},
+    tokio::signal::unix::{Signal as HangUps, SignalKind, signal},
 };
 
 /// How urgently to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Run,
+    /// To take no more work, and to end what there is without a hurry.
+    Leave,
     Drain,
     Abort,
 }
@@ -54,9 +56,22 @@ impl Shutdown {
     /// When the process may not install signal handlers.
     #[cfg(feature = "process")]
     pub fn on_signals() -> std::io::Result<Self> {
+        Self::on(if is_ignored(Signal::SIGHUP) { None } else { Some(signal(SignalKind::hangup())?) })
+    }
+
+    /// The same, but HUP requests nothing.
+    ///
+    /// # Errors
+    /// When the process may not install signal handlers.
+    #[cfg(feature = "process")]
+    pub fn on_stop_signals() -> std::io::Result<Self> {
+        Self::on(None)
+    }
+
+    #[cfg(feature = "process")]
+    fn on(mut hang_up: Option<HangUps>) -> std::io::Result<Self> {
         let (trigger, shutdown) = Self::manual();
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let mut hang_up = if is_ignored(Signal::SIGHUP) { None } else { Some(signal(SignalKind::hangup())?) };
         tokio::spawn(async move {
             let hung_up = async {
                 match &mut hang_up {
@@ -75,9 +90,31 @@ impl Shutdown {
         Ok(shutdown)
     }
 
+    /// A request that follows this one, and that its trigger can make alone. Must be called within a runtime.
+    #[must_use]
+    pub fn follow(&self) -> (Trigger, Self) {
+        let (trigger, shutdown) = Self::manual();
+        let (mut followed, follower) = (self.0.clone(), trigger.clone());
+        tokio::spawn(async move {
+            loop {
+                follower.raise(*followed.borrow_and_update());
+                tokio::select! {
+                    changed = followed.changed() => if changed.is_err() { return },
+                    () = follower.0.closed() => return,
+                }
+            }
+        });
+        (trigger, shutdown)
+    }
+
     /// Whether a stop was requested.
     pub fn is_requested(&self) -> bool {
-        *self.0.borrow() >= Level::Drain
+        *self.0.borrow() >= Level::Leave
+    }
+
+    /// Whether a stop was requested, and only [`Trigger::leave`] has requested it.
+    pub fn is_patient(&self) -> bool {
+        *self.0.borrow() == Level::Leave
     }
 
     /// Whether an immediate end was requested.
@@ -87,6 +124,11 @@ impl Shutdown {
 
     /// Resolves when a stop is requested.
     pub async fn requested(&mut self) {
+        self.reached(Level::Leave).await;
+    }
+
+    /// Resolves when a stop is requested that does not wait for everything.
+    pub async fn pressed(&mut self) {
         self.reached(Level::Drain).await;
     }
 
@@ -110,14 +152,23 @@ impl Shutdown {
 }
 
 impl Trigger {
+    /// Requests a stop as soon as all work has ended, however long that takes.
+    pub fn leave(&self) {
+        self.raise(Level::Leave);
+    }
+
     /// Requests a drain.
     pub fn drain(&self) {
-        self.0.send_replace(Level::Drain);
+        self.raise(Level::Drain);
     }
 
     /// Requests an immediate end.
     pub fn abort(&self) {
-        self.0.send_replace(Level::Abort);
+        self.raise(Level::Abort);
+    }
+
+    fn raise(&self, level: Level) {
+        self.0.send_if_modified(|now| std::mem::replace(now, level.max(*now)) < level);
     }
 }
 

@@ -15,7 +15,7 @@ use super::early;
 use crate::base::flags::variable;
 
 /// The log settings of a process.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Logging", about = None, long_about = None, mut_args = crate::base::flags::unless_empty)]
 pub struct LogArgs {
     /// Log filter: error, warn, info, debug, trace, or for example `info,recruiter=debug` [default: info; warn for

@@ -5,7 +5,10 @@
 //! the room `health`, for the probes.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant as Monotonic},
 };
 
@@ -28,6 +31,17 @@ pub fn not_ready(why: &str) {
     health::not_ready(why);
 }
 
+/// Notifies that the process reads its settings again. [`ready`] ends it.
+pub fn reloading() {
+    notify(News::Reloading);
+}
+
+/// Whether a service manager started this process and hears its notifications.
+#[must_use]
+pub fn is_managed() -> bool {
+    crate::base::flags::variable("NOTIFY_SOCKET").is_some()
+}
+
 /// Notifies that the process has begun to stop.
 pub fn stopping() {
     health::not_ready("stopping");
@@ -35,42 +49,64 @@ pub fn stopping() {
 }
 
 /// Who notifies the service manager about a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Notifier {
     /// The application that the worker is part of: the worker sends nothing.
     Silent,
-    /// The worker, which is the whole process.
-    Process,
+    /// The worker, which is the whole process, until another worker of the process replaces it.
+    Process(Replaced),
+}
+
+/// Whether another worker of the process speaks for it.
+#[derive(Clone, Debug, Default)]
+pub struct Replaced(Arc<AtomicBool>);
+
+impl Replaced {
+    /// From now on another worker speaks for the process.
+    pub fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_noted(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl Notifier {
     /// Notifies that the process is ready.
-    pub fn ready(self, status: &str) {
-        if self == Self::Process {
+    pub fn ready(&self, status: &str) {
+        if self.speaks() {
             ready(status);
         }
     }
 
     /// Notes that the process is not ready for now. The service manager has no word for it.
-    pub fn not_ready(self, why: &str) {
-        if self == Self::Process {
+    pub fn not_ready(&self, why: &str) {
+        if self.speaks() {
             not_ready(why);
         }
     }
 
     /// Notifies that the process has begun to stop.
-    pub fn stopping(self) {
-        if self == Self::Process {
+    pub fn stopping(&self) {
+        if self.speaks() {
             stopping();
         }
     }
 
     /// The watchdog of the main loop, which a silent one notifies of nothing.
-    pub fn watchdog(self) -> Watchdog {
-        match self {
-            Self::Silent => Watchdog::silent(),
-            Self::Process => Watchdog::of_this_process(),
-        }
+    pub fn watchdog(&self) -> Watchdog {
+        let interval = if self.speaks() { watchdog_interval() } else { None };
+        Watchdog { notifier: self.clone(), ..Watchdog::every(interval) }
+    }
+
+    /// Whether another worker of the process has replaced this one.
+    pub fn is_replaced(&self) -> bool {
+        matches!(self, Self::Process(replaced) if replaced.is_noted())
+    }
+
+    fn speaks(&self) -> bool {
+        matches!(self, Self::Process(replaced) if !replaced.is_noted())
     }
 }
 
@@ -84,8 +120,7 @@ impl Notifier {
 pub struct Watchdog {
     /// The interval in which the service manager expects `WATCHDOG=1`, if it expects it.
     interval: Option<Duration>,
-    /// Whether the main loop is that of the process.
-    is_of_process: bool,
+    notifier: Notifier,
     noted: Arc<Mutex<Noted>>,
 }
 
@@ -99,25 +134,21 @@ struct Noted {
 impl Watchdog {
     /// Uses the interval from the environment, set by the service manager (`WATCHDOG_USEC`).
     pub fn of_this_process() -> Self {
-        Self { is_of_process: true, ..Self::every(watchdog_interval()) }
-    }
-
-    /// The watchdog of a main loop that nothing watches.
-    fn silent() -> Self {
-        Self::every(None)
+        Notifier::Process(Replaced::default()).watchdog()
     }
 
     fn every(interval: Option<Duration>) -> Self {
-        Self { interval, is_of_process: false, noted: Arc::new(Mutex::new(Noted { progress: Monotonic::now(), told: None })) }
+        Self { interval, notifier: Notifier::Silent, noted: Arc::new(Mutex::new(Noted { progress: Monotonic::now(), told: None })) }
     }
 
     /// Records progress of the main loop, and notifies the service manager when that is due.
     pub fn progress(&self) {
-        if self.is_of_process {
+        let is_due = self.note(Monotonic::now());
+        if self.notifier.speaks() {
             health::progress();
-        }
-        if self.note(Monotonic::now()) {
-            notify(News::Progress);
+            if is_due {
+                notify(News::Progress);
+            }
         }
     }
 
@@ -151,6 +182,7 @@ impl Watchdog {
 #[cfg_attr(not(feature = "process"), expect(dead_code, reason = "without the feature nothing is sent"))]
 enum News<'a> {
     Ready(&'a str),
+    Reloading,
     Stopping,
     Progress,
 }
@@ -159,6 +191,10 @@ enum News<'a> {
 fn notify(news: News<'_>) {
     let told = match news {
         News::Ready(status) => sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(status)]),
+        News::Reloading => match NotifyState::monotonic_usec_now() {
+            Ok(now) => sd_notify::notify(&[NotifyState::Reloading, now]),
+            Err(error) => Err(error),
+        },
         News::Stopping => sd_notify::notify(&[NotifyState::Stopping]),
         News::Progress => sd_notify::notify(&[NotifyState::Watchdog]),
     };

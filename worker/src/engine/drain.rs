@@ -2,7 +2,7 @@
 //! task.
 //!
 //! After a stop request or at the memory limit the session takes no more jobs. Its jobs may continue for the grace period, and are
-//! cancelled then. The roster keeps naming the jobs that have not ended, so that a cleaner rescues them.
+//! cancelled then; if the request is patient, the grace period begins only when another request presses. The roster keeps naming the jobs that have not ended, so that a cleaner rescues them.
 //!
 //! A worker that could not end or write everything (a thread that cannot be killed, a MongoDB that is away) leaves its roster document. At the
 //! memory limit, a start that the drain interrupts counts as an attempt: otherwise a job that exhausts the memory would run again without
@@ -67,7 +67,7 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
         session.dependencies().notifier.stopping();
     }
     let grace = session.config().grace.min(LONGEST_GRACE);
-    let until = Monotonic::now() + grace;
+    let until = Monotonic::now() + if shutdown.is_patient() { LONGEST_GRACE } else { grace };
     session.work.turn.withdraw().await;
     session.work.return_all().await;
     session.work.return_permits().await;
@@ -92,10 +92,10 @@ async fn wait_for_jobs(session: &mut Session, end: SessionEnd, shutdown: &mut Sh
     waited.map_or_else(|other| other, |_| end)
 }
 
-/// Waits until no job runs any more or `until` has passed. After a second signal it waits for `hurried` at most. Jobs can still be
-/// cancelled. Returns whether all jobs have ended, or another end of the session.
+/// Waits until no job runs any more or `until` has passed: the grace period, which begins with the first request that is not patient. After
+/// a second signal it waits for `hurried` at most. Jobs can still be cancelled. Returns whether all jobs have ended, or another end of the session.
 async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, shutdown: &mut Shutdown) -> Result<bool, SessionEnd> {
-    let mut is_hurried = false;
+    let (mut is_hurried, mut is_patient) = (false, shutdown.is_patient());
     while session.work.tasks.running() > 0 {
         session.progress();
         tokio::select! {
@@ -114,7 +114,11 @@ async fn wait(session: &mut Session, mut until: Monotonic, hurried: Duration, sh
             },
             () = pause(until.saturating_duration_since(Monotonic::now())) => return Ok(false),
             () = pause(session.environment.dependencies.watchdog.next_in()) => {}
-            () = shutdown.aborted(), if !is_hurried => {
+            () = async { if is_patient { shutdown.pressed().await } else { shutdown.aborted().await } }, if !is_hurried => {
+                if std::mem::take(&mut is_patient) {
+                    until = Monotonic::now() + session.config().grace.min(LONGEST_GRACE);
+                    continue;
+                }
                 is_hurried = true;
                 session.environment.held.for_each_job(Cancel::hurry);
                 until = until.min(Monotonic::now() + hurried);

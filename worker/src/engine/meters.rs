@@ -13,12 +13,14 @@ use recruiter_common::{
         COMMIT_SECONDS, COMMIT_SIZE, Counter, Gauge, HEARTBEAT_AGE, HEARTBEAT_AT, HEARTBEATS, Histogram, JOB_EXECUTION, JOB_LATENCY,
         JOBS_ENDED, JOBS_STARTED, MOST_NAMES, OTHER, SLOTS, describe, number,
     },
+    service::Notifier,
 };
 
 /// The handles of a worker process.
 pub(crate) struct Meters {
     classes: HashMap<String, ClassMeters>,
     other: ClassMeters,
+    notifier: Notifier,
     busy: Gauge,
     free: Gauge,
     pub(super) commits: CommitMeters,
@@ -82,12 +84,13 @@ impl Outcome {
 
 impl Meters {
     /// The handles of a worker with these classes. Only the first [`MOST_NAMES`] have some of their own.
-    pub(crate) fn new<'a>(classes: impl Iterator<Item = &'a str>) -> Self {
+    pub(crate) fn new<'a>(classes: impl Iterator<Item = &'a str>, notifier: Notifier) -> Self {
         // The recorder of an application knows nothing of them yet.
         describe();
         Self {
             classes: classes.take(MOST_NAMES).map(|class| (class.to_owned(), ClassMeters::new(class))).collect(),
             other: ClassMeters::new(OTHER),
+            notifier,
             busy: SLOTS.gauge(&["busy"]),
             free: SLOTS.gauge(&["free"]),
             commits: CommitMeters { size: COMMIT_SIZE.histogram(&[]), seconds: COMMIT_SECONDS.histogram(&[]) },
@@ -105,16 +108,20 @@ impl Meters {
         self.classes.get(class).unwrap_or(&self.other)
     }
 
-    /// Notes the slots of the worker.
+    /// Notes the slots of the worker, if it is the one of the process with the newest settings.
     pub(super) fn slots(&self, (busy, free): (u32, u32)) {
-        self.busy.set(busy);
-        self.free.set(free);
+        if !self.notifier.is_replaced() {
+            self.busy.set(busy);
+            self.free.set(free);
+        }
     }
 
     /// Notes that the session is over.
     pub(super) fn left(&self) {
         self.slots((0, 0));
-        self.heartbeats.at.set(0.0);
+        if !self.notifier.is_replaced() {
+            self.heartbeats.at.set(0.0);
+        }
     }
 }
 
@@ -184,7 +191,7 @@ mod tests {
     #[test]
     fn classes_beyond_the_limit_share_their_handles() {
         let names: Vec<String> = (0..MOST_NAMES + 7).map(|class| format!("class-{class:03}")).collect();
-        let meters = Meters::new(names.iter().map(String::as_str));
+        let meters = Meters::new(names.iter().map(String::as_str), Notifier::Silent);
         let shares = |class: &str| std::ptr::eq(meters.of(class), &meters.other);
         assert_eq!(names.iter().filter(|class| shares(class)).count(), 7);
         assert!(!shares("class-000") && shares("of another worker"));

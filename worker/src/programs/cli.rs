@@ -58,9 +58,11 @@ const EXAMPLE: &str = r#"Example of a workables file:
   timeout = "30s""#;
 
 impl Config {
-    /// Runs the worker until a signal stops the process, and ends the process with its exit code.
-    pub async fn run(self) {
-        self.process.clone().run(|| self.worker()).await
+    /// Runs the worker until a signal stops the process, and ends the process with its exit code. At HUP, a service reads its settings
+    /// `again`.
+    pub async fn run(self, again: impl Fn() -> anyhow::Result<Self> + Send + 'static) {
+        let again = move || again().and_then(|new| Ok((new.process.clone(), new.worker()?)));
+        self.process.clone().run_reloading(|| self.worker(), Box::new(again)).await
     }
 
     fn worker(&self) -> anyhow::Result<Worker> {

@@ -26,7 +26,7 @@ use crate::{
 const GATHER_EVERY: Duration = Duration::from_secs(5);
 
 /// Whether and where a process serves metrics and probes.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
 #[command(next_help_heading = "Monitoring", about = None, long_about = None, mut_args = crate::base::flags::unless_empty)]
 pub struct MetricsArgs {
     /// Serve metrics of this process for Prometheus at /metrics of this address, and probes at /livez and /readyz. For example

@@ -48,13 +48,13 @@ impl Answers<'_> {
 
     /// Says what is wrong with the file.
     pub(super) fn say(&self, problems: &[FileError]) -> Exit {
-        complain(self.command.get_name(), &problems.iter().map(|problem| said(problem)).collect::<Vec<_>>());
+        complain(self.command.get_name(), &said_of(problems));
         Exit::Config
     }
 
     /// Says everything that is wrong, or that nothing is.
     pub(super) fn check<P: Program>(&self, named: Option<&Path>, problems: Vec<FileError>, json: bool) -> Exit {
-        let mut wrong: Vec<String> = problems.iter().map(|problem| said(problem)).collect();
+        let mut wrong = said_of(&problems);
         for command_line in [Some(self.arguments.to_vec()), self.as_table::<P>()].into_iter().flatten() {
             match program_of::<P>(self.command, &command_line) {
                 // The values of a wrong file are not there.
@@ -141,8 +141,9 @@ impl Row {
     }
 }
 
-fn said(error: &FileError) -> String {
-    causes(error).join(": ")
+/// Each problem with its causes.
+pub(super) fn said_of(problems: &[FileError]) -> Vec<String> {
+    problems.iter().map(|problem| causes(problem).join(": ")).collect()
 }
 
 /// The causes of an error without its exit code.

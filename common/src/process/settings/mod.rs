@@ -137,6 +137,20 @@ pub fn parsed<P: Program>(command: &Command, arguments: &[OsString]) -> Result<P
     }
 }
 
+/// Reads the settings again, in a process that runs. Flags and environment are those with which it began.
+///
+/// # Errors
+/// When the file is wrong, with all problems.
+pub fn again<P: Program>(command: &Command, arguments: &[OsString]) -> anyhow::Result<P> {
+    let named = program_of::<P>(command, arguments)?;
+    let settings = Settings::of::<P>(command, named.file());
+    let settings = settings.map_err(|problems| anyhow::anyhow!("{}", answers::said_of(&problems).join("; ")))?;
+    settings.warnings().into_iter().for_each(|warning| tracing::warn!("{warning}"));
+    let program = program_of::<P>(&settings.below(command.clone()), arguments)?;
+    program.checks().into_iter().collect::<anyhow::Result<Vec<()>>>()?;
+    Ok(program)
+}
+
 fn is_denied(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::PermissionDenied
 }
