@@ -121,9 +121,10 @@ fn root_with_units() -> TempDir {
     for target in ["sysinit", "basic", "shutdown", "network-online", "multi-user"] {
         fs::write(units.join(target).with_extension("target"), "[Unit]\nDefaultDependencies=no\n").expect("a file");
     }
-    for program in PROGRAMS {
-        fs::write(programs.join(program), "#!/bin/sh\n").expect("a file");
-        fs::set_permissions(programs.join(program), fs::Permissions::from_mode(0o755)).expect("our own file");
+    for program in PROGRAMS.map(|program| programs.join(program)).into_iter().chain([root.path().join("bin/kill")]) {
+        fs::create_dir_all(program.parent().expect("a directory")).expect("a directory");
+        fs::write(&program, "#!/bin/sh\n").expect("a file");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own file");
     }
     root
 }
