@@ -4,7 +4,10 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
+use bson::doc;
+use recruiter_common::NewJob;
 use recruiter_tests::{
+    local::store,
     machine::{Machine, PROGRAMS, SERVICES, archived, enqueue, install_commands, workspace},
     mongo::TestDatabase,
     processes::binary,
@@ -59,6 +62,8 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     machine.run("printf '[workables.nap]\ncommand = [\"sleep\", \"1000\"]\n' >>/etc/recruiter/workables.toml");
     machine.run("printf '[workables.here]\ncommand = [\"cat\", \"workables.toml\"]\n' >>/etc/recruiter/workables.toml");
     machine.run("printf '[workables.files]\ncommand = [\"sh\", \"-c\", \"ulimit -n; echo > $HOME/x && echo > $STATE_DIRECTORY/y\"]\n' >>/etc/recruiter/workables.toml");
+    machine.run("printf '[Service]\nType=notify\nExecStart=/lib/systemd/systemd-journald\n' >/run/systemd/system/journald.service && systemctl start journald");
+    machine.run("mkdir /etc/systemd/system/recruiter-worker@.service.d && printf '[Service]\nStandardError=journal\n' >/etc/systemd/system/recruiter-worker@.service.d/journal.conf && systemctl daemon-reload");
     machine.run(&start);
     for service in SERVICES {
         assert_eq!(machine.show(service, "ActiveState"), "active", "{service}");
@@ -77,11 +82,14 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
 
     // A reload interrupts nothing, and knows the new class.
     machine.run(
-        "printf '[workables.later]\\ncommand = [\"true\"]\\n' >>/etc/recruiter/workables.toml && systemctl reload recruiter-worker@main",
+        "printf '[workables.wrong]\ncommand = [\"false\"]\n' >>/etc/recruiter/workables.toml && systemctl reload recruiter-worker@main",
     );
-    enqueue(&database, "later", "{}", &[]).await;
-    assert_eq!(archived(&database, "later").await, "done");
+    let id = NewJob::of_class("wrong", doc! {}).enqueue(&*store(&database).await).await.expect("it is enqueued").id;
+    assert_eq!(archived(&database, "wrong").await, "not-scheduled-by-retry-policy");
     assert_eq!(machine.show(SERVICES[2], "ActiveState,NRestarts"), "active 0");
+    // An entry of the journal has a priority, and fields.
+    let shown = format!("journalctl --quiet --output cat --priority warning --unit recruiter-worker@main JOB_CLASS=wrong JOB_ID={id}");
+    wait_until(SOON, "the journal has the failure", async || machine.output(&shown).1.contains(&format!("job.id={id}"))).await;
 
     enqueue(&database, "nap", "{}", &[]).await;
     wait_until(SOON, "the nap is taken", async || machine.count("sleep") == 1).await;

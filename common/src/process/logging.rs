@@ -5,13 +5,16 @@
 
 use std::{
     io::IsTerminal,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use clap::{Args, ValueEnum};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-use super::early;
+use super::{early, journal::Journal};
 use crate::base::flags::variable;
 
 /// The log settings of a process.
@@ -103,8 +106,8 @@ fn filter_of(text: &str) -> Result<EnvFilter, InvalidFilter> {
     EnvFilter::try_new(directives.join(",")).map_err(|error| refused(error.to_string()))
 }
 
-/// Starts logging to standard error, with colours only on a terminal. Under systemd's journal lines have no time of
-/// their own.
+/// Starts logging to standard error, with colours only on a terminal. In systemd's journal each event is an entry with fields. If that
+/// cannot be reached, lines have no time of their own.
 ///
 /// # Errors
 /// When the filter is invalid.
@@ -116,10 +119,12 @@ pub fn init(args: &LogArgs) -> Result<(), InvalidFilter> {
     let journal = variable("JOURNAL_STREAM").is_some();
     let colour = std::io::stderr().is_terminal() && variable("NO_COLOR").is_none();
     IS_JSON.store(args.format == Format::Json, Ordering::Relaxed);
-    match (args.format, journal) {
-        (Format::Json, _) => builder.json().init(),
-        (Format::Text, true) => builder.with_ansi(false).without_time().init(),
-        (Format::Text, false) => builder.with_ansi(colour).init(),
+    let entries = if args.format == Format::Text { Journal::connected() } else { None };
+    match (entries, args.format, journal) {
+        (Some(entries), ..) => builder.json().with_current_span(false).with_writer(Arc::new(entries)).init(),
+        (None, Format::Json, _) => builder.json().init(),
+        (None, Format::Text, true) => builder.with_ansi(false).without_time().init(),
+        (None, Format::Text, false) => builder.with_ansi(colour).init(),
     }
     early::warnings().into_iter().for_each(|warning| tracing::warn!("{warning}"));
     Ok(())
