@@ -48,6 +48,9 @@ StandardOutput=append:/run/stage/%n.log
 ExecStopPost=+/bin/sh -c 'echo "%n $$SERVICE_RESULT $$EXIT_STATUS" >>/run/stage/exits'
 END
 
+# As after an ordinary boot: a service sees its credentials through this.
+mount --make-rshared /
+
 echo "$pid"
 # shellcheck disable=SC2016
 exec unshare --cgroup sh -c 'mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"' sh \

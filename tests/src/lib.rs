@@ -17,6 +17,7 @@
 //! - [`world`]: a supervised fleet of faulty processes, on a database of its own
 //! - [`proxy`]: a faulty network for a single process
 //! - [`replica_set`]: three real members, elections, and the network between them
+//! - [`tls`]: certificates, and a MongoDB that demands TLS
 //! - [`clocks`]: wall clocks that are wrong or jump
 //! - [`endurance`]: random faults from a seed
 //! - [`effects`]: jobs that end in transactions of their own, compared with their effects
@@ -48,6 +49,7 @@ pub mod proxy;
 pub mod replica_set;
 pub mod report;
 pub mod steps;
+pub mod tls;
 pub mod wait;
 pub mod world;
 

@@ -1,6 +1,6 @@
 //! The units in `systemd/`: systemd understands them, they stay as tight as they are, and they run the real programs.
 //!
-//! Run only when it is named (`--test systemd`): the last test boots a systemd, for which it must be root.
+//! Run only when it is named (`--test systemd`): the last tests boot a systemd, for which they must be root.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
@@ -11,6 +11,7 @@ use recruiter_tests::{
     machine::{Machine, PROGRAMS, SERVICES, archived, enqueue, install_commands, workspace},
     mongo::TestDatabase,
     processes::binary,
+    tls::{Authority, between, section},
     wait::{SOON, wait_until},
 };
 use tempfile::TempDir;
@@ -115,6 +116,43 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
         assert_eq!(machine.show(service, "Result,ExecMainStatus"), "success 0", "{service}");
     }
     machine.run("test -d /run/recruiter"); // which a container may have mounted
+}
+
+/// The drop-in of the page about operating: only root may read the file, and each service gets its own copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_of_systemd_give_the_services_their_certificate() {
+    let authority = Authority::default();
+    let (mongo, root) = authority.replica_set().await;
+    authority.make_users(&root).await;
+    let database = TestDatabase::named(&root, "jobs").await;
+    let stage = checkout();
+    for file in ["ca.pem", "workers.pem"] {
+        fs::copy(authority.file(file), stage.path().join(file)).expect("it was signed");
+    }
+    let page = section();
+    let unit = format!("[Service]\n{}", between(&page, "```ini\n[Service]\n", "```"));
+    let hosts = unit.replace("db1.example.org,db2.example.org", &format!("127.0.0.1:{}", mongo.port()));
+    fs::write(stage.path().join("tls.conf"), hosts).expect("writable");
+    let machine = Machine::boot(stage).await;
+    let (install, start) = install_commands();
+    for command in install {
+        machine.run(&format!("cd systemd && {command}"));
+    }
+    machine.run("sed -i /^MONGODB_URI/d /etc/recruiter/recruiter.env");
+    machine.run("install -m 644 ca.pem /etc/recruiter && install -m 600 -o root workers.pem /etc/recruiter");
+    for service in ["recruiter.service", "recruiter-cleaner.service", "recruiter-worker@.service"] {
+        machine.run(&format!("install -D -m 644 tls.conf /etc/systemd/system/{service}.d/tls.conf"));
+    }
+    machine.run("systemctl daemon-reload");
+    machine.run(&start);
+    enqueue(&database, "checksum", r#"{"path": "/etc/passwd"}"#, &[]).await;
+    assert_eq!(archived(&database, "checksum").await, "done");
+    machine.run("! setpriv --reuid=recruiter --clear-groups cat /etc/recruiter/workers.pem");
+    machine.run("systemctl stop recruiter.target");
+    for service in SERVICES {
+        wait_until(SOON, service, async || machine.show(service, "ActiveState") == "inactive").await;
+        assert_eq!(machine.show(service, "Result,ExecMainStatus"), "success 0", "{service}");
+    }
 }
 
 /// A directory with the units, what they refer to, and stand-ins for the programs: what `systemd-analyze` looks at.

@@ -26,10 +26,11 @@ use mongodb::{
     error::{Error, ErrorKind},
     event::{EventHandler, command::CommandEvent, sdam::SdamEvent},
     options::{
-        Acknowledgment, ClientOptions, ConnectionString, DatabaseOptions, GridFsBucketOptions, HostInfo, ReadConcern, ReadPreference,
-        SelectionCriteria, ServerAddress, Tls, TlsOptions, TransactionOptions, WriteConcern,
+        Acknowledgment, AuthMechanism, ClientOptions, ConnectionString, DatabaseOptions, GridFsBucketOptions, HostInfo, ReadConcern,
+        ReadPreference, SelectionCriteria, ServerAddress, Tls, TlsOptions, TransactionOptions, WriteConcern,
     },
 };
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::time::timeout;
 
 /// The database if the connection string names none.
@@ -400,7 +401,7 @@ impl Client {
         let name = options.default_database.clone().unwrap_or_else(|| DEFAULT_DATABASE.into());
         let mut asking = options.clone();
         asking.server_selection_timeout = Some(ATTEMPT_LIMIT.min(limit / 4));
-        let admin = mongodb::Client::with_options(asking.clone()).map_err(invalid)?.database("admin");
+        let admin = mongodb::Client::with_options(asking.clone()).map_err(|error| refused_options(error, &asking))?.database("admin");
         let hello = start.wait(|| hello(&admin, &asking, &start)).await?;
         let driver = mongodb::Client::with_options(options.clone()).map_err(invalid)?;
         let database = driver.database(&name);
@@ -648,7 +649,7 @@ async fn hello(admin: &Database, options: &ClientOptions, start: &Start) -> Resu
     let hosts = start.hosts.clone();
     let failure = match call("hello", async move { database.run_command(doc! { "hello": 1 }).await }).await {
         Ok(hello) => return Ok(hello),
-        Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => return Err(ConnectError::WrongCredentials { hosts }),
+        Err(StoreError::Mongo { source, .. }) if refuses_credentials(&source) => return Err(refused_credentials(hosts, options)),
         Err(failure) => failure,
     };
     let alone = alone.await.ok().flatten().unwrap_or_default();
@@ -707,16 +708,20 @@ async fn tls_problem(options: &ClientOptions, failure: &StoreError) -> Option<St
             .into(),
         );
     }
-    if uses_tls { problem_of_certificate(&causes(failure).join(": ")).map(str::to_owned) } else { None }
+    let Some(Tls::Enabled(tls)) = &options.tls else { return None };
+    problem_of_certificate(&causes(failure).join(": "), tls.cert_key_file_path.is_some()).map(str::to_owned)
 }
 
-/// What a message of the TLS library means.
-fn problem_of_certificate(said: &str) -> Option<&'static str> {
+/// A mongod with TLS 1.3 ends a connection without a word if it does not accept the client.
+const ENDED: [&str; 2] = ["without sending TLS close_notify", "Connection reset by peer"];
+const NOT_ACCEPTED: &str = "the server seems not to accept the certificate of the client (tlsCertificateKeyFile): it must be valid now, and signed by the authority in the server's --tlsCAFile; the log of mongod has the reason";
+const WANTED: &str = "the server seems to want a certificate of the client: write tlsCertificateKeyFile=FILE in MONGODB_URI, a file with the certificate and its key; the log of mongod has the reason";
+
+/// What a message of the TLS library means to a client that has sent a certificate, or has none.
+fn problem_of_certificate(said: &str, has_certificate: bool) -> Option<&'static str> {
     let has = |parts: &[&str]| parts.iter().any(|part| said.contains(part));
     if has(&["alert: CertificateExpired", "alert: CertificateUnknown", "alert: BadCertificate", "alert: UnknownCA"]) {
-        Some(
-            "the server does not accept the certificate of the client (tlsCertificateKeyFile): it must be valid now, and signed by the authority in the server's --tlsCAFile",
-        )
+        Some(NOT_ACCEPTED)
     } else if has(&["NotValidForName", "not valid for name"]) {
         Some(
             "the certificate of the server does not have the name of the host in MONGODB_URI: write the name that the certificate has, or give the server a certificate with this name as a subject alternative name",
@@ -732,35 +737,80 @@ fn problem_of_certificate(said: &str) -> Option<&'static str> {
     } else if has(&["Expired", "expired", "NotValidYet", "not valid yet"]) {
         Some("the certificate of the server is not valid now: renew it, and check the clocks of both machines")
     } else if has(&["CertificateRequired", "certificate required", "HandshakeFailure", "handshake failure"]) {
-        Some(
-            "the server wants a certificate of the client: write tlsCertificateKeyFile=FILE in MONGODB_URI, a file with the certificate and its key",
-        )
+        Some(WANTED)
+    } else if has(&ENDED) {
+        Some(if has_certificate { NOT_ACCEPTED } else { WANTED })
     } else {
         None
     }
 }
 
-/// Checks the files for TLS, which the driver would report as a fault of the network.
+/// What a file for TLS must have, and what to do if it does not.
+const PARTS_OF_FILES: [(&str, &str, &str); 3] = [
+    (
+        "tlsCAFile",
+        "BEGIN CERTIFICATE",
+        "write the file with the certificate of the authority that has signed the server's, in the format PEM",
+    ),
+    ("tlsCertificateKeyFile", "PRIVATE KEY", "write the certificate of the client and its key into one file, both in the format PEM"),
+    ("tlsCertificateKeyFile", "BEGIN CERTIFICATE", "write the certificate of the client and its key into one file, both in the format PEM"),
+];
+
+/// Checks the files for TLS, which the driver would report as a fault of the network, or would use without what is damaged.
 fn check_tls_files(options: &ClientOptions) -> Result<(), ConnectError> {
-    let Some(Tls::Enabled(tls)) = &options.tls else { return Ok(()) };
-    for (option, file, needs) in [
-        ("tlsCAFile", &tls.ca_file_path, "BEGIN CERTIFICATE"),
-        ("tlsCertificateKeyFile", &tls.cert_key_file_path, "PRIVATE KEY"),
-        ("tlsCertificateKeyFile", &tls.cert_key_file_path, "BEGIN CERTIFICATE"),
-    ] {
-        let Some(file) = file else { continue };
+    let tls = if let Some(Tls::Enabled(tls)) = &options.tls { Some(tls) } else { None };
+    if uses_x509(options) && tls.is_none_or(|tls| tls.cert_key_file_path.is_none()) {
+        let remedy = "it needs tls=true and tlsCertificateKeyFile=FILE, a file with the certificate of the client and its key";
+        return Err(ConnectError::UriOption { option: "authMechanism=MONGODB-X509".into(), remedy: remedy.into() });
+    }
+    let Some(tls) = tls else { return Ok(()) };
+    for (option, needs, remedy) in PARTS_OF_FILES {
+        let Some(file) = (if option == "tlsCAFile" { &tls.ca_file_path } else { &tls.cert_key_file_path }) else { continue };
         let refused = |problem| ConnectError::TlsFile { option: option.into(), file: file.clone(), problem };
-        let text = std::fs::read(file).map_err(|error| refused(format!("it cannot be read ({error})")))?;
-        let text = String::from_utf8_lossy(&text);
+        let bytes = std::fs::read(file).map_err(|error| {
+            refused(format!("it cannot be read ({error}): correct its path, or let the user of this process read it (chown, chmod)"))
+        })?;
+        let text = String::from_utf8_lossy(&bytes);
         // A key with a password, in either of two formats.
         if ["BEGIN ENCRYPTED", "Proc-Type: 4,ENCRYPTED"].iter().any(|encrypted| text.contains(encrypted)) {
             return Err(refused(uri::DECRYPT.into()));
         }
         if !text.contains(needs) {
-            return Err(refused(format!("the file has no line with `{needs}`: write a file in the format PEM that has it")));
+            return Err(refused(format!("the file has no line with `{needs}`: {remedy}")));
+        }
+        let is_key = needs == "PRIVATE KEY";
+        let is_whole = if is_key { PrivateKeyDer::from_pem_slice(&bytes).is_ok() } else { has_whole_certificates(&bytes) };
+        if !is_whole {
+            // Without the parser's words, which may show a part of the file.
+            return Err(refused(format!("the file is damaged in or before the part with `{needs}`: {remedy}")));
         }
     }
     Ok(())
+}
+
+/// At least one, and none that is damaged.
+fn has_whole_certificates(pem: &[u8]) -> bool {
+    let found: Vec<_> = CertificateDer::pem_slice_iter(pem).collect();
+    !found.is_empty() && found.iter().all(Result::is_ok)
+}
+
+fn uses_x509(options: &ClientOptions) -> bool {
+    options.credential.as_ref().is_some_and(|credential| credential.mechanism == Some(AuthMechanism::MongoDbX509))
+}
+
+/// What the driver says of the options, and of the files for TLS that it has read.
+fn refused_options(error: Error, options: &ClientOptions) -> ConnectError {
+    match (error.kind.as_ref(), &options.tls) {
+        (ErrorKind::InvalidTlsConfig { message, .. }, Some(Tls::Enabled(TlsOptions { cert_key_file_path: Some(file), .. }))) => {
+            let problem = if message.contains("KeyMismatch") {
+                "the key does not belong to the certificate: write the certificate of this key, as the first one in the file".into()
+            } else {
+                format!("it cannot be used ({message}): make a new certificate and a new key")
+            };
+            ConnectError::TlsFile { option: "tlsCertificateKeyFile".into(), file: file.clone(), problem }
+        }
+        _ => invalid(error),
+    }
 }
 
 /// The `hello` reply of the first host, without regard to its replica set. `None` when it does not answer.
@@ -778,6 +828,15 @@ async fn hello_alone(mut options: ClientOptions) -> Option<Document> {
 
 fn refuses_credentials(error: &Error) -> bool {
     matches!(error.kind.as_ref(), ErrorKind::Authentication { .. }) || code_of(error) == Some(18)
+}
+
+fn refused_credentials(hosts: String, options: &ClientOptions) -> ConnectError {
+    match &options.tls {
+        Some(Tls::Enabled(TlsOptions { cert_key_file_path: Some(file), .. })) if uses_x509(options) => {
+            ConnectError::UnknownCertificate { hosts, file: file.clone() }
+        }
+        _ => ConnectError::WrongCredentials { hosts },
+    }
 }
 
 /// Checks from these replies that the server can run the protocol.
@@ -838,18 +897,22 @@ mod tests {
             ("invalid peer certificate: certificate not valid yet: verification time 4", Some("check the clocks")),
             ("received fatal alert: CertificateRequired", Some("tlsCertificateKeyFile=FILE")),
             ("received fatal alert: HandshakeFailure", Some("tlsCertificateKeyFile=FILE")),
-            ("received fatal alert: CertificateExpired", Some("does not accept the certificate of the client")),
-            ("received fatal alert: UnknownCA", Some("does not accept the certificate of the client")),
+            ("received fatal alert: CertificateExpired", Some("not to accept the certificate of the client")),
+            ("received fatal alert: UnknownCA", Some("not to accept the certificate of the client")),
             ("invalid peer certificate: UnknownIssuer", Some("tlsCAFile=FILE")),
             ("invalid peer certificate: BadSignature", Some("tlsCAFile=FILE")),
             ("invalid peer certificate: certificate not valid for name \"a\"", Some("subject alternative name")),
             ("invalid peer certificate: NotValidForName", Some("subject alternative name")),
             ("invalid peer certificate: Other(OtherError(CaUsedAsEndEntity))", Some("only the authority's certificate")),
+            ("peer closed connection without sending TLS close_notify", Some("want a certificate of the client")),
+            ("Connection reset by peer (os error 104)", Some("want a certificate of the client")),
             ("Connection refused (os error 111)", None),
         ] {
-            let found = problem_of_certificate(said);
+            let found = problem_of_certificate(said, false);
             assert_eq!(found.map(|found| remedy.is_some_and(|remedy| found.contains(remedy))), remedy.map(|_| true), "{said}: {found:?}");
         }
+        let ended = problem_of_certificate("peer closed connection without sending TLS close_notify", true);
+        assert!(ended.is_some_and(|said| said.contains("not to accept the certificate of the client")), "{ended:?}");
     }
 
     #[test]

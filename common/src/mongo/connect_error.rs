@@ -37,6 +37,11 @@ pub enum ConnectError {
     /// User or password is wrong.
     #[error("MongoDB at {hosts} does not accept the credentials; check user, password and authSource in MONGODB_URI")]
     WrongCredentials { hosts: String },
+    /// There is no user of the name that the certificate has.
+    #[error(
+        "MongoDB at {hosts} has no user for the certificate in tlsCertificateKeyFile: create one in its database $external, with the name that `openssl x509 -in {} -noout -subject -nameopt RFC2253` prints behind `subject=`", file.display()
+    )]
+    UnknownCertificate { hosts: String, file: PathBuf },
     /// Not a replica set, so there are no transactions.
     #[error(
         "MongoDB at {hosts} is a standalone server, and Recruiter needs a replica set for its transactions: start mongod with --replSet rs0 and run rs.initiate() once in mongosh (one member is enough)"

@@ -73,6 +73,7 @@ impl ConnectError {
             Self::TlsFile { .. } => Exit::Config,
             Self::Unreachable { .. } | Self::Unusable { .. } => Exit::Unavailable,
             Self::WrongCredentials { .. }
+            | Self::UnknownCertificate { .. }
             | Self::Standalone { .. }
             | Self::NotInitiated { .. }
             | Self::WrongSetName { .. }

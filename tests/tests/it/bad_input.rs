@@ -1,7 +1,7 @@
 //! Bad input and odd connections of the real binaries, and documents that a foreign program has changed: the exit code, the message, and
 //! the neighbours unharmed.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::future::join_all;
@@ -280,42 +280,6 @@ async fn a_connection_string_of_another_driver_is_used_with_a_warning() {
     let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &without), ("RECRUITER_CONNECT_TIMEOUT", "4s")]);
     assert_eq!(said.code, 69, "{}", said.err);
     assert!(said.err.contains("the server does not use TLS: remove tls=true"), "{}", said.err);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_fault_of_tls_says_what_it_is_and_what_to_do() {
-    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tls").join(name).display().to_string();
-    let started = async |certificate: &str| {
-        let authority = if certificate == "elsewhere.pem" { "ca.pem" } else { "own-authority.crt" };
-        let arguments = vec![
-            "--tlsMode=requireTLS".into(),
-            format!("--tlsCertificateKeyFile={}", file(certificate)),
-            format!("--tlsCAFile={}", file(authority)),
-            "--tlsAllowConnectionsWithoutCertificates".into(),
-        ];
-        EmbeddedMongo::start(Options { member: true, arguments, ..temporary() }).await.unwrap()
-    };
-    let (elsewhere, own) = (started("elsewhere.pem").await, started("own-authority.pem").await);
-    let encrypted = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(&encrypted, "-----BEGIN CERTIFICATE-----\n-----BEGIN ENCRYPTED PRIVATE KEY-----\n").unwrap();
-    let encrypted = format!("tls=true&tlsCertificateKeyFile={}", encrypted.path().display());
-    let cases = [
-        (&elsewhere, String::new(), 69, "the server uses TLS: write tls=true"),
-        (&elsewhere, "tls=true".into(), 69, "write tlsCAFile=FILE"),
-        (&elsewhere, format!("tls=true&tlsCAFile={}", file("ca.pem")), 69, "does not have the name of the host"),
-        (&own, format!("tls=true&tlsCAFile={}", file("own-authority.crt")), 69, "certificate of an authority as its own"),
-        (&own, format!("tls=true&tlsCAFile={}", file("README.md")), 78, "no line with `BEGIN CERTIFICATE`"),
-        (&own, encrypted, 78, "openssl pkey"),
-    ];
-    let check = |(mongo, options, code, expected): (&EmbeddedMongo, String, i32, &str)| {
-        let uri = format!("mongodb://127.0.0.1:{}/jobs?{options}", mongo.port());
-        let said = run("recruiter", &["jobs", "list"], &[("MONGODB_URI", &uri), ("RECRUITER_CONNECT_TIMEOUT", "4s")]);
-        assert_eq!(said.code, code, "{options}: {}", said.err);
-        // If it waits, it says so in the log before the end.
-        let times = if code == 69 { 2 } else { 1 };
-        assert!(said.err.matches(expected).count() >= times && !said.err.contains("the network"), "{options}: {}", said.err);
-    };
-    std::thread::scope(|scope| cases.into_iter().for_each(|case| drop(scope.spawn(move || check(case)))));
 }
 
 /// As with a container whose MongoDB names itself by its port inside: its names can be resolved, and do not answer.

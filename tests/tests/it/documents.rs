@@ -233,7 +233,9 @@ fn what_is_built_for_production_is_what_is_installed() {
 fn every_command_and_flag_of_the_documents_exists() {
     let is_known = |flag: &str| HELPS.values().any(|help| said_of(help, flag).is_some());
     // Flags of other programs.
-    let foreign = |code: &str| ["cargo ", "npm ", "systemctl ", "mongosh "].iter().any(|program| code.contains(program));
+    let foreign = |code: &str| {
+        ["cargo ", "npm ", "systemctl ", "mongosh ", "mongod ", "mongodump ", "mongorestore "].iter().any(|program| code.contains(program))
+    };
     let of_others = format!("\"--setParameter\" {}", document("tests/soak"));
     let (mut flags, mut commands) = (0, 0);
     for (page, text) in documents() {

@@ -6,10 +6,12 @@
 //! | file | what it examines |
 //! |---|---|
 //! | `server` | the members of the replica set, their clocks, versions and disks; the oplog; the roles of the user |
+//! | `encryption` | whether the connection is encrypted |
 //! | `stored` | the schema: version, validators, indexes, rings |
 //! | `fleet` | the leader, the cleaners and the workers |
 //! | `waiting` | due jobs that nothing runs, locked jobs without a worker, settings that are not valid |
 
+mod encryption;
 mod fleet;
 mod server;
 mod stored;
@@ -57,6 +59,8 @@ words! {
         Oplog = "oplog",
         /// The MongoDB user of this process.
         Roles = "roles",
+        /// Whether the connection to MongoDB is encrypted.
+        Tls = "tls",
         /// The version of the schema.
         Schema = "schema",
         /// The validators of the collections.

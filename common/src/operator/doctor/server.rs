@@ -7,7 +7,7 @@ use chrono::TimeDelta;
 use futures_util::future::join_all;
 use mongodb::options::ServerAddress;
 
-use super::{Check, Finding, State, number};
+use super::{Check, Finding, State, encryption, number};
 use crate::{
     base::{in_words, printable},
     mongo::{Client, Store, StoreError, call_within},
@@ -54,7 +54,7 @@ pub(super) async fn findings(store: &Store) -> Vec<Finding> {
     let (status, clocks, release, disk, oplog, roles) =
         tokio::join!(status, clocks(store, &hosts), release(store), disk(store), oplog(store), roles(store, &hosts));
     let mut findings = replica_set(&hello, status);
-    findings.extend([release, clocks, disk, oplog, roles]);
+    findings.extend([release, clocks, disk, oplog, roles, encryption::finding(store.options.as_deref(), &hosts)]);
     findings
 }
 
