@@ -54,12 +54,13 @@ impl NewJob {
         let keyed = keyed.transpose().map_err(|problem| EnqueueError::Unique { class: class.clone(), problem })?;
         let is_bundle = matches!(given, Given::Items(_));
         let (is_sent_once, id) = (job.id.is_none(), job.id.or(job.made_id).unwrap_or_else(JobId::new));
+        let (attempts, created_at) = job.continues.unwrap_or_default();
         let mut document = doc! {
             "_id": id,
             "done": false,
-            "created_at": now,
+            "created_at": created_at.unwrap_or(now),
             "locked": false,
-            "attempts": 0,
+            "attempts": attempts,
             "workable": workable(&class, given)?,
             "scheduled_at": at,
         };
@@ -209,6 +210,16 @@ mod tests {
                 assert!(check(job.recovered_from(JobId::new())).is_ok(), "{name:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_job_of_another_system_continues_with_its_attempts_and_its_age() {
+        let (now, before) = (Instant::UNIX_EPOCH + Duration::from_secs(90), Instant::UNIX_EPOCH);
+        let job = |job: NewJob| job.to_job(now).expect("a job");
+        let continued = job(NewJob::of_class("a", doc! {}).continues(3, Some(before)));
+        assert_eq!((continued.attempts, continued.history().attempts, continued.created_at), (3, 3, before));
+        let (hostile, new) = (job(NewJob::of_class("a", doc! {}).continues(u32::MAX, None)), job(NewJob::of_class("a", doc! {})));
+        assert_eq!((hostile.attempts, hostile.created_at, new.attempts, new.created_at), (1_000_000_000, now, 0, now));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use bson::{Bson, Document, doc};
 use super::{AnyPriority, Defaults, Retry};
 use crate::{
     base::{GraphId, Instant, JobId},
-    job::{Edge, Keep, MOST_ITEMS, Settings, StoredPolicy, When},
+    job::{Edge, Keep, LARGEST_COUNT, MOST_ITEMS, Settings, StoredPolicy, When},
     retry_policy::{InvalidPolicy, RetryPolicies},
     unique::Unique,
 };
@@ -28,6 +28,8 @@ pub struct NewJob {
     pub(super) unique: Option<Unique>,
     pub(super) expires: Option<Expires>,
     pub(super) recovered_from: Option<JobId>,
+    /// What it has behind it in another job system: its attempts, and when it was enqueued.
+    pub(super) continues: Option<(u32, Option<Instant>)>,
     pub(super) schedule: Option<Document>,
     pub(super) waits_for: Vec<Edge>,
     pub(super) graph: Option<GraphId>,
@@ -88,6 +90,7 @@ impl NewJob {
             unique: None,
             expires: None,
             recovered_from: None,
+            continues: None,
             schedule: None,
             waits_for: Vec::new(),
             graph: None,
@@ -260,6 +263,13 @@ impl NewJob {
         self
     }
 
+    /// Continues a job of another job system, which has made this number of attempts and was enqueued there at this time. Both count for the
+    /// retry policy: the next attempt is one more, and a [`TimeTable`](crate::retry_policy::TimeTable) begins at that time.
+    pub fn continues(mut self, attempts: u32, created_at: Option<Instant>) -> Self {
+        self.continues = Some((attempts.min(LARGEST_COUNT), created_at));
+        self
+    }
+
     /// Makes the job wait until another one is done. If that one ends in any other way, this job is cancelled
     /// ([`graphs`](crate::graphs)).
     pub fn waits_for(self, job: JobId) -> Self {
@@ -306,7 +316,11 @@ impl NewJob {
     /// Whether it has no id, no date, no unique key and no expiry of its own, so that a schedule can enqueue it again and again.
     pub(crate) fn is_repeatable(&self) -> bool {
         let is_plain = self.unique.is_none() && self.expires.is_none() && self.waits_for.is_empty() && self.graph.is_none();
-        is_plain && self.id.is_none() && self.recovered_from.is_none() && matches!(self.scheduled, Scheduled::Now)
+        is_plain
+            && self.id.is_none()
+            && self.recovered_from.is_none()
+            && self.continues.is_none()
+            && matches!(self.scheduled, Scheduled::Now)
     }
 
     /// Adds parameters, and replaces those of the same name.

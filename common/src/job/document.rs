@@ -192,7 +192,7 @@ impl Job {
 }
 
 /// Maximum accepted count: far more than a job can have, and far below the limit of 32 bits.
-const LARGEST_COUNT: u32 = 1_000_000_000;
+pub(crate) const LARGEST_COUNT: u32 = 1_000_000_000;
 
 fn count(field: &'static str, value: Option<i64>) -> Result<u32, CorruptJob> {
     let value = value.unwrap_or(0);

@@ -26,7 +26,7 @@ use bson::{Bson, RawDocumentBuf};
 use self::bundle::Bundle;
 pub(crate) use self::{
     bundle::MOST_ITEMS,
-    document::Held,
+    document::{Held, LARGEST_COUNT},
     edge::{Edge, End, InvalidEdge, NOT_NEEDED, When, edges_of},
     ending::{Archival, Recorded},
     gate::{LONGEST_GATE, Permit, group_of_resource, line_of_gate, resource_and_number, resource_of_group, resources_in},

@@ -87,4 +87,10 @@ mod tests {
             assert_eq!(document(again), document(job));
         }
     }
+
+    #[test]
+    fn a_job_that_continues_another_is_not_repeated() {
+        let continued = NewJob::of_class("c", doc! {}).continues(1, None);
+        assert!(matches!(template_of(continued), Err(InvalidSchedule::NotRepeatable)));
+    }
 }

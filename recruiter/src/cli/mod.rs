@@ -1,7 +1,6 @@
 //! The command line of `recruiter`. Each command is one file that reads its flags and prints. The library has the
 //! rules.
 
-mod agenda;
 mod change;
 mod completions;
 mod config;
@@ -20,6 +19,7 @@ mod import;
 mod jobs;
 mod limits;
 mod messages;
+mod moving;
 pub mod output;
 mod presence;
 mod retries;
@@ -221,7 +221,7 @@ enum Command {
     Consumers(consumers::ConsumersCommand),
     /// Take over the jobs of another job system
     #[command(subcommand)]
-    Import(agenda::ImportCommand),
+    Import(moving::ImportCommand),
     /// Install the units of systemd, on a machine without the Debian package
     #[command(subcommand)]
     Units(units::UnitsCommand),
@@ -287,7 +287,7 @@ impl Config {
             Command::Publish(args) => messages::publish(args, connect, out).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,
             Command::Events(args) => events::run(args, connect, shutdown, out).await,
-            Command::Import(command) => agenda::run(command, connect, &shutdown, out).await,
+            Command::Import(command) => moving::run(command, connect, &shutdown, out).await,
             Command::Units(command) => units::run(command, out),
             Command::Completions(args) => completions::run(&args, Self::command(), out),
             // These end in `configured`.

@@ -122,6 +122,6 @@ async fn a_wrong_place_or_zone_is_named_and_odd_documents_are_left_alone_one_by_
     assert_eq!(database.count("scheduled", doc! {}).await, 1);
     let mut process = Process::on(&database, "recruiter", &["import", "agenda"]);
     process.wait_exit(SOON).await;
-    assert_eq!(process.stdout(), "1 known, 5 left\n");
+    assert_eq!(process.stdout(), "1 known, 5 left (3 malformed, 2 refused)\n");
     assert!(process.stderr().contains("no\\u{1b}[2J") && !process.stderr().contains('\u{1b}'), "{}", process.stderr());
 }

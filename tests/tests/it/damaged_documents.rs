@@ -38,7 +38,7 @@ fn damaged(document: &Document) -> RawDocumentBuf {
 }
 
 /// By a command, because the driver decodes the `_id` of a document that it inserts.
-async fn insert_damaged(database: &TestDatabase, collection: &str, document: Document) {
+pub(super) async fn insert_damaged(database: &TestDatabase, collection: &str, document: Document) {
     let command = rawdoc! { "insert": collection, "documents": [damaged(&document)], "bypassDocumentValidation": true };
     let reply = database.database().run_raw_command(command).await.unwrap();
     // A copy of a document with a unique key.

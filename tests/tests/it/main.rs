@@ -47,6 +47,7 @@ mod notes;
 mod operator;
 mod optimistic;
 mod package_files;
+mod php_recruiter;
 mod prefetch;
 mod programs;
 mod relay;

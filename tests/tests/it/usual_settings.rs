@@ -156,6 +156,7 @@ fn needed<'a>(path: &[&str], file: &'a str) -> Vec<&'a str> {
         ["recruiter", "completions"] => vec!["bash"],
         // Or it would install them here.
         ["recruiter", "units", _] => vec!["--root", "/nowhere"],
+        ["recruiter", "import", "php-recruiter"] => vec!["--database", "php"],
         ["recruiter", "jobs", "list" | "export"] => vec![],
         ["recruiter", "jobs", "change"] => vec![ID, "--priority", "5"],
         ["recruiter", "files", "list"] | ["recruiter", "jobs", _] | ["recruiter", "graph", "show" | "wait" | "cancel" | "retry"] => {

@@ -4,36 +4,22 @@
 //! The documents are those of Agenda 4 to 6: `name`, `data`, `priority`, `nextRunAt`, `lockedAt`, `repeatInterval`, `repeatTimezone`,
 //! `repeatAt`, `disabled`.
 
-use std::{collections::BTreeMap, io::Write, time::Duration};
+use std::{io::Write, time::Duration};
 
-use anyhow::{Context as _, anyhow, bail};
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use chrono::TimeDelta;
-use clap::{Args, Subcommand};
-use futures_util::TryStreamExt as _;
-use indicatif::ProgressBar;
+use clap::Args;
 use recruiter_common::{
-    NewJob,
-    enqueue::{EnqueueError, Outcome},
-    flags::name_of_text,
-    ids::JobId,
-    instant::Instant,
-    schedules::Schedule,
-    shutdown::Shutdown,
-    spec::duration_of_text,
-    store::{ConnectArgs, Store, lossy},
-    telemetry::chain,
+    NewJob, flags::name_of_text, ids::JobId, instant::Instant, schedules::Schedule, shutdown::Shutdown, spec::duration_of_text,
+    store::ConnectArgs,
 };
-use serde_json::json;
 
 use super::{
-    connected_to_change,
-    output::{Format, printable, progress},
-    presence::{Needs, warn_of_unmet},
-    view::{dry, id_in, json_line},
+    Source, number,
+    taking::{Found, Reason, Taking},
 };
 
-const EXAMPLES: &str = "\
+pub(super) const EXAMPLES: &str = "\
 Stop the processes of Agenda first: a job that they run after the import runs twice.
 
 Examples:
@@ -45,206 +31,57 @@ A job whose `data` is no document has it as the parameter `data`. Repeated jobs 
 of the namespace `agenda`. Left alone are jobs that are finished, disabled or locked, and those
 whose repetition has no counterpart; each is named with the reason.";
 
-/// Jobs are enqueued so many at a time.
-const BATCH: usize = 1_000;
 /// The namespace of the schedules.
 const NAMESPACE: &str = "agenda";
 
-#[derive(Subcommand, Clone, Debug)]
-pub(super) enum ImportCommand {
-    /// Enqueue what waits in the collection of Agenda (Node), and declare its repeated jobs as schedules
-    #[command(after_help = EXAMPLES)]
-    Agenda(AgendaArgs),
-}
-
 #[derive(Args, Clone, Debug)]
-pub(super) struct AgendaArgs {
-    /// Database of Agenda, on the same MongoDB [default: the database of the connection string]
-    #[arg(long, env = "RECRUITER_IMPORT_DATABASE", value_name = "NAME", value_parser = name_of_text)]
-    database: Option<String>,
+pub(in crate::cli) struct AgendaArgs {
+    #[command(flatten)]
+    source: Source,
     /// Collection of Agenda
     #[arg(long, env = "RECRUITER_IMPORT_COLLECTION", value_name = "NAME", default_value = "agendaJobs", value_parser = name_of_text)]
     collection: String,
     /// Group of the jobs [default: that of all jobs without one]
     #[arg(long, env = "RECRUITER_IMPORT_GROUP", value_name = "GROUP", value_parser = name_of_text)]
     group: Option<String>,
-    /// Time zone of the processes of Agenda, for repeated jobs that name none
-    #[arg(long, env = "RECRUITER_IMPORT_ZONE", value_name = "ZONE", default_value = "UTC")]
-    zone: String,
     /// How long a lock of Agenda holds (its `defaultLockLifetime`): a job with an older one was left by a process that died
     #[arg(long, env = "RECRUITER_IMPORT_LOCK_LIFETIME", value_name = "DURATION", default_value = "10m", value_parser = duration_of_text)]
     lock_lifetime: Duration,
-    /// Only show what would be enqueued and declared
-    #[arg(long, env = "RECRUITER_DRY_RUN", value_parser = clap::builder::BoolishValueParser::new())]
-    dry_run: bool,
-    #[command(flatten)]
-    format: Format,
-}
-
-/// What a document of Agenda becomes.
-#[derive(Debug)]
-enum Found {
-    Job(Box<NewJob>, JobId),
-    Schedule(String, Box<Schedule>),
-    /// It has nothing left to do.
-    Finished,
-    /// It is left alone, for this reason.
-    Left(String),
-}
-
-/// One line of output, and the counts of all.
-struct Report<'a, W> {
-    out: &'a mut W,
-    format: Format,
-    dry_run: bool,
-    counts: BTreeMap<&'static str, u64>,
-    shown: ProgressBar,
-}
-
-impl<W: Write> Report<'_, W> {
-    /// Counts an outcome. All are lines of JSON; of the others, those that need a look are written.
-    fn add(&mut self, id: &str, name: &str, outcome: &'static str, why: Option<&str>) -> std::io::Result<()> {
-        *self.counts.entry(outcome).or_default() += 1;
-        self.shown.inc(1);
-        if self.format.json {
-            return json_line(self.out, &json!({ "id": id, "name": name, "outcome": outcome, "why": why, "dry_run": self.dry_run }));
-        }
-        match why {
-            Some(why) => {
-                self.shown.suspend(|| writeln!(std::io::stderr(), "{id} ({}) is left alone: {}", printable(name, 80), printable(why, 400)))
-            }
-            None => Ok(()),
-        }
-    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "the collection of another library")]
-pub(super) async fn run(command: ImportCommand, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    let ImportCommand::Agenda(args) = command;
-    Schedule::cron("0 0 * * *", &args.zone).map(drop).map_err(|problem| super::exit::usage(format!("--zone: {problem}")))?;
-    let store = connected_to_change(connect, "recruiter import", args.dry_run).await?;
-    let database = store.database().client().database(args.database.as_deref().unwrap_or(store.database().name()));
-    let place = format!("{}.{}", database.name(), args.collection);
-    let agenda = database.collection::<RawDocumentBuf>(&args.collection);
-    let mut found = agenda.find(doc! {}).sort(doc! { "_id": 1 }).await.with_context(|| format!("cannot read {place}"))?;
-    let shown = progress(ProgressBar::no_length(), "{spinner} {pos} jobs of Agenda  {elapsed}");
-    let mut report = Report { out, format: args.format, dry_run: args.dry_run, counts: BTreeMap::new(), shown };
-    let (mut needs, now) = (Needs::default(), store.now());
-    let mut batch = Vec::new();
-    loop {
-        let next = found.try_next().await.with_context(|| format!("cannot read {place}"))?;
-        let is_last = next.is_none() || shutdown.is_requested();
-        if let Some(next) = next {
-            let document = lossy(&next);
-            let name = document.get_str("name").unwrap_or_default().to_owned();
-            let id = document.get("_id").map(id_in).unwrap_or_default();
-            match convert(&document, now, &args) {
-                Found::Job(job, id) => batch.push((id, name, *job)),
-                Found::Schedule(key, schedule) => declare(&store, &key, &schedule, &id, &name, &mut report).await?,
-                Found::Finished => report.add(&id, &name, "finished", None)?,
-                Found::Left(why) => report.add(&id, &name, "left", Some(&why))?,
-            }
-        }
-        if is_last || batch.len() >= BATCH {
-            enqueue(&store, std::mem::take(&mut batch), &mut report, &mut needs).await?;
-        }
-        if is_last {
-            break;
-        }
-    }
-    report.shown.finish_and_clear();
-    if report.counts.is_empty() {
-        bail!("{place} has no documents; --database and --collection name the collection of Agenda");
-    }
-    let told = report.counts.iter().map(|(outcome, count)| format!("{count} {outcome}")).collect::<Vec<_>>().join(", ");
-    if !args.format.json {
-        writeln!(report.out, "{}{told}", dry(args.dry_run))?;
-    }
-    report.out.flush()?;
-    warn_of_unmet(&store, &needs).await;
-    if shutdown.is_requested() {
-        return Err(anyhow!("stopped by a signal; repeat the command to import the rest").context(recruiter_common::exit::Exit::Aborted));
-    }
-    match report.counts.get("left") {
-        None => Ok(()),
-        Some(left) => bail!("{left} jobs of Agenda were left alone"),
-    }
-}
-
-async fn declare(
-    store: &Store,
-    key: &str,
-    schedule: &Schedule,
-    id: &str,
-    name: &str,
-    report: &mut Report<'_, impl Write>,
-) -> anyhow::Result<()> {
-    let schedules = store.schedules();
-    let declared = if report.dry_run { schedules.compare(key, schedule).await } else { schedules.declare(key, schedule).await };
-    match declared {
-        Ok(_) => Ok(report.add(id, name, "declared", None)?),
-        Err(recruiter_common::schedules::ScheduleError::Store(error)) => Err(error.into()),
-        Err(refused) => Ok(report.add(id, name, "left", Some(&chain(&refused)))?),
-    }
-}
-
-/// Enqueues these jobs together; if one is refused, one by one, to find out which.
-async fn enqueue(
-    store: &Store,
-    batch: Vec<(JobId, String, NewJob)>,
-    report: &mut Report<'_, impl Write>,
-    needs: &mut Needs,
-) -> anyhow::Result<()> {
-    batch.iter().for_each(|(.., job)| needs.add(job));
-    let jobs = || batch.iter().map(|(.., job)| job.clone());
-    if report.dry_run {
-        for (id, name, job) in &batch {
-            match job.to_job(store.now()) {
-                Ok(_) => report.add(&id.to_string(), name, "enqueued", None)?,
-                Err(refused) => report.add(&id.to_string(), name, "left", Some(&chain(&refused)))?,
-            }
-        }
-        return Ok(());
-    }
-    let word = |outcome: Outcome| if outcome == Outcome::KnownId { "known" } else { "enqueued" };
-    match store.enqueue_many(jobs()).await {
-        Ok(enqueued) => {
-            for ((id, name, _), enqueued) in batch.iter().zip(enqueued) {
-                report.add(&id.to_string(), name, word(enqueued.outcome), None)?;
-            }
-        }
-        Err(EnqueueError::Store(error)) => return Err(anyhow!(error).context("repeat the command: it enqueues nothing twice")),
-        Err(_) => {
-            for (id, name, job) in &batch {
-                match store.enqueue_many([job.clone()]).await {
-                    Ok(enqueued) => enqueued.iter().try_for_each(|one| report.add(&id.to_string(), name, word(one.outcome), None))?,
-                    Err(EnqueueError::Store(error)) => return Err(anyhow!(error).context("repeat the command: it enqueues nothing twice")),
-                    Err(refused) => report.add(&id.to_string(), name, "left", Some(&chain(&refused)))?,
-                }
-            }
-        }
-    }
-    Ok(())
+pub(super) async fn run(args: AgendaArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    let store = args.source.store(connect).await?;
+    let collection = args.source.database(&store).collection::<RawDocumentBuf>(&args.collection);
+    let nothing = format!("{} has no documents; --database and --collection name the collection of Agenda", collection.namespace());
+    let now = store.now();
+    let mut taking = Taking::new(&store, "Agenda", &args.source, out);
+    let name = |document: &Document| document.get_str("name").unwrap_or_default().to_owned();
+    taking.collection(&collection, shutdown, |document| (name(document), convert(document, now, &args))).await?;
+    taking.finish(shutdown, &nothing).await
 }
 
 /// What a document of Agenda becomes at `now`.
 fn convert(document: &Document, now: Instant, args: &AgendaArgs) -> Found {
-    let left = |why: &str| Found::Left(why.to_owned());
+    let left = |reason: Reason, why: &str| Found::Left(reason, why.to_owned());
     let is_set = |field: &str| document.get(field).is_some_and(|value| !matches!(value, Bson::Null | Bson::Boolean(false)));
     let at = |field: &str| document.get_datetime(field).ok().map(|at| at.to_chrono());
-    let Ok(name) = document.get_str("name") else { return left("it has no name") };
-    let Ok(id) = document.get_object_id("_id") else { return left("its _id is no ObjectId") };
+    let Ok(name) = document.get_str("name") else { return left(Reason::Malformed, "it has no name") };
+    let Ok(id) = document.get_object_id("_id") else { return left(Reason::Malformed, "its _id is no ObjectId") };
     let is_repeated = is_set("repeatInterval") || is_set("repeatAt");
     // A job that runs once has no next run while it runs, but a lock.
     if !is_repeated && !is_set("nextRunAt") && !is_set("lockedAt") {
         return Found::Finished;
     }
     if is_set("disabled") {
-        return left("it is disabled in Agenda");
+        return left(Reason::Disabled, "it is disabled in Agenda");
     }
     let lifetime = TimeDelta::from_std(args.lock_lifetime).unwrap_or(TimeDelta::MAX);
     if at("lockedAt").is_some_and(|locked| now - locked < lifetime) {
-        return left("a process of Agenda has locked it: stop that, and import again when the lock is too old (--lock-lifetime)");
+        return left(
+            Reason::Locked,
+            "a process of Agenda has locked it: stop that, and import again when the lock is too old (--lock-lifetime)",
+        );
     }
     let parameters = match document.get("data") {
         Some(Bson::Document(data)) => data.clone(),
@@ -256,22 +93,22 @@ fn convert(document: &Document, now: Instant, args: &AgendaArgs) -> Found {
         job = job.in_group(group);
     }
     if is_repeated {
-        return match timing(document, &args.zone) {
-            Err(why) => Found::Left(why),
+        return match timing(document, &args.source.zone) {
+            Err(why) => Found::Left(Reason::Repetition, why),
             Ok(schedule) => {
                 // `every` makes one such job for each name, `repeatEvery` any number.
                 let is_only = document.get_str("type").is_ok_and(|kind| kind == "single");
                 let key = if is_only { name.to_owned() } else { format!("{name}:{}", id.to_hex()) };
-                Found::Schedule(key, Box::new(schedule.job(job).in_namespace(NAMESPACE)))
+                Found::Schedule(key, Box::new(schedule.job(job).in_namespace(NAMESPACE)), None)
             }
         };
     }
     if is_set("nextRunAt") && at("nextRunAt").is_none() {
-        return left("its nextRunAt is no date");
+        return left(Reason::Malformed, "its nextRunAt is no date");
     }
     let due = at("nextRunAt").unwrap_or(now);
     let id = JobId::from(id);
-    Found::Job(Box::new(job.with_id(id).at(due)), id)
+    Found::Job(Box::new(job.with_id(id).at(due)), id, None)
 }
 
 /// Agenda counts from -20, the lowest, to 20, with words for five of them; jobs have 1 to 9, and 5 is usual.
@@ -287,11 +124,6 @@ fn priority(priority: Option<&Bson>) -> u8 {
     // The steps between are those of five.
     let above = [-17.5, -12.5, -7.5, -2.5, 2.5, 7.5, 12.5, 17.5].iter().filter(|step| number >= **step).count();
     1 + u8::try_from(above).unwrap_or_default()
-}
-
-fn number(value: &Bson) -> Option<f64> {
-    let whole = value.as_i32().map(i64::from).or(value.as_i64());
-    whole.map(|whole| whole as f64).or(value.as_f64()).filter(|number| number.is_finite())
 }
 
 /// When a repeated job runs: a cron expression, an interval such as `3 minutes`, or a time of day such as `3:30pm`.
@@ -358,16 +190,14 @@ mod tests {
     use bson::oid::ObjectId;
 
     use super::*;
+    use crate::cli::output::Format;
 
     fn args() -> AgendaArgs {
         AgendaArgs {
-            database: None,
+            source: Source { database: None, zone: "Europe/Berlin".into(), dry_run: false, format: Format { json: false } },
             collection: "agendaJobs".into(),
             group: None,
-            zone: "Europe/Berlin".into(),
             lock_lifetime: Duration::from_secs(600),
-            dry_run: false,
-            format: Format { json: false },
         }
     }
 
@@ -385,12 +215,12 @@ mod tests {
     #[test]
     fn what_waits_becomes_a_job_and_keeps_its_id() {
         let id = ObjectId::new();
-        let Found::Job(job, same) = converted(doc! { "_id": id, "priority": 10 }) else { panic!("no job") };
+        let Found::Job(job, same, None) = converted(doc! { "_id": id, "priority": 10 }) else { panic!("no job") };
         let job = job.to_job(now()).unwrap();
         assert_eq!((same.to_string(), job.id, job.class.as_str()), (id.to_hex(), same, "mail"));
         assert_eq!((job.settings.priority().get(), job.parameters), (7, doc! { "to": "ada" }.into()));
         let parameters = |data: Bson| {
-            let Found::Job(job, _) = converted(doc! { "data": data }) else { panic!("no job") };
+            let Found::Job(job, ..) = converted(doc! { "data": data }) else { panic!("no job") };
             job.to_job(now()).unwrap().parameters
         };
         assert_eq!(parameters(Bson::Null), doc! {}.into());
@@ -405,7 +235,7 @@ mod tests {
     fn what_is_left_alone_has_a_reason() {
         let date = bson::DateTime::from_chrono(now());
         let left = |more: Document, words: &str| {
-            let Found::Left(why) = converted(more) else { panic!("it is taken over") };
+            let Found::Left(_, why) = converted(more) else { panic!("it is taken over") };
             assert!(why.contains(words), "{why}");
         };
         left(doc! { "name": 7 }, "no name");
@@ -425,7 +255,7 @@ mod tests {
     #[test]
     fn repetitions_become_schedules() {
         let next = |more: Document| {
-            let Found::Schedule(key, schedule) = converted(more) else { panic!("no schedule") };
+            let Found::Schedule(key, schedule, None) = converted(more) else { panic!("no schedule") };
             schedule.check(&key).unwrap();
             let next = schedule.timing().next_after(now()).unwrap();
             (key.split(':').next().unwrap().to_owned(), (next - now()).num_minutes())
@@ -437,7 +267,7 @@ mod tests {
         assert_eq!(next(doc! { "repeatInterval": 120_000_i64 }).1, 2);
         assert_eq!(next(doc! { "repeatAt": "3:30pm" }).1, 13 * 60 + 30);
         let key = |kind: &str| {
-            let Found::Schedule(key, _) = converted(doc! { "repeatInterval": "1 hour", "type": kind }) else { panic!("no schedule") };
+            let Found::Schedule(key, ..) = converted(doc! { "repeatInterval": "1 hour", "type": kind }) else { panic!("no schedule") };
             key
         };
         assert!(key("single") == "mail" && key("normal") != key("normal"));
