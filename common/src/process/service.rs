@@ -37,6 +37,7 @@ pub fn reloading() {
 }
 
 /// Whether a service manager started this process and hears its notifications.
+#[cfg(feature = "process")]
 #[must_use]
 pub fn is_managed() -> bool {
     crate::base::flags::variable("NOTIFY_SOCKET").is_some()
