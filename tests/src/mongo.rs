@@ -13,6 +13,7 @@ use std::{
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use mongodb::{Client, Collection, Database, options::ClientOptions};
+use nix::sys::resource::{Resource, getrlimit};
 use recruiter_common::ConnectArgs;
 use recruiter_dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
@@ -27,9 +28,11 @@ pub const USER: &str = "root";
 /// Its password, which must appear in no output.
 pub const PASSWORD: &str = "never-to-be-logged";
 
-/// The options by which MongoDB closes the files of a dropped database within seconds. By default it keeps them open for five minutes, and the
-/// databases of all tests in that time need thousands.
+/// The options by which MongoDB closes the files of a dropped database within seconds, for a low limit of open files. By default it keeps them
+/// open for five minutes, and the databases of all tests in that time need thousands.
 const CLOSE_DROPPED: [&str; 4] = ["--setParameter", "minSnapshotHistoryWindowInSeconds=1", "--syncdelay", "3"];
+/// `tests/run` has the same number.
+const FEW_FILES: u64 = 4_096;
 const PREFIX: &str = "rec_test_";
 /// A test database older than this is a leftover of a crashed run, because no test takes so long.
 const LEFTOVER_AFTER: Duration = Duration::from_secs(3600);
@@ -233,7 +236,8 @@ async fn shared() -> &'static str {
                 (uri, None)
             }
             Err(_) => {
-                let arguments = CLOSE_DROPPED.map(str::to_owned).to_vec();
+                let (_, most_files) = getrlimit(Resource::RLIMIT_NOFILE).expect("each process has a limit");
+                let arguments = if most_files < FEW_FILES { CLOSE_DROPPED.map(str::to_owned).to_vec() } else { Vec::new() };
                 let mongo = EmbeddedMongo::start(Options { arguments, ..temporary() }).await.expect("mongod starts");
                 (mongo.uri(), Some(mongo))
             }

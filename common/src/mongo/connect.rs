@@ -857,6 +857,15 @@ fn check_server(hello: &Document, build: &Document, hosts: &str) -> Result<(), C
 mod tests {
     use super::*;
 
+    /// Where the `@` is missing, the driver takes the password for a port, and its error has it.
+    #[test]
+    fn a_connection_string_that_is_wrong_is_not_repeated() {
+        for uri in ["mongodb://ada:secret/jobs", "mongodb://ada:secreth:1,i:2/jobs", "mongodb://[secret/jobs"] {
+            let said = ConnectArgs::to(uri).check().expect_err(uri).to_string();
+            assert!(said.contains("the address of a server") && !said.contains("sec"), "{uri}: {said}");
+        }
+    }
+
     #[test]
     fn the_database_is_another_one_and_the_user_the_same() {
         let check = |uri: &str, expected: &str| assert_eq!(ConnectArgs::to(uri).database("b").uri, expected);

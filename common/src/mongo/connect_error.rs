@@ -101,6 +101,10 @@ impl ConnectError {
     }
 }
 
+/// The driver repeats an address that it does not understand. Where an `@` is missing, that is the password.
 pub(crate) fn invalid(error: Error) -> ConnectError {
-    ConnectError::InvalidUri(error.into())
+    const ADDRESS: &str =
+        "the address of a server in it is wrong: write HOST or HOST:PORT, with a port from 1 to 65535, after an `@` if there is a user";
+    let has_address = error.to_string().contains("invalid server address");
+    ConnectError::InvalidUri(if has_address { Error::from(std::io::Error::other(ADDRESS)) } else { error }.into())
 }

@@ -143,6 +143,8 @@ pub(crate) fn redacted(text: &str) -> String {
             let user = user.split_once(':').map_or(user.to_owned(), |(name, _)| format!("{name}:{HIDDEN}"));
             (format!("{user}@"), rest)
         }
+        // Without the `@`, a password is where the port should be.
+        None if ports(rest).any(|port| !port.bytes().all(|byte| byte.is_ascii_digit())) => return format!("{scheme}://{HIDDEN}"),
         None => (String::new(), rest),
     };
     let Some((address, options)) = rest.split_once('?') else { return format!("{scheme}://{user}{rest}") };
@@ -153,6 +155,14 @@ pub(crate) fn redacted(text: &str) -> String {
         if is_open { option.to_owned() } else { format!("{name}={HIDDEN}") }
     };
     format!("{scheme}://{user}{address}?{}", options.split('&').map(option).collect::<Vec<_>>().join("&"))
+}
+
+/// What follows the colon in each address.
+#[cfg(feature = "process")]
+fn ports(rest: &str) -> impl Iterator<Item = &str> {
+    let addresses = rest.split(['/', '?']).next().unwrap_or_default();
+    // An address of IPv6 is in brackets.
+    addresses.split(',').filter_map(|address| address.rsplit(']').next()?.split_once(':')).map(|(_, port)| port)
 }
 
 #[cfg(test)]
@@ -185,6 +195,9 @@ mod tests {
             ("mongodb://h:1,i:2/jobs?replicaSet=rs0", "mongodb://h:1,i:2/jobs?replicaSet=rs0"),
             (" mongodb+srv://u:secret@h/jobs?authSource=admin\n", "mongodb+srv://u:****@h/jobs?authSource=admin"),
             ("mongodb://u:se@cr/et?:x@h/jobs", "mongodb://u:****@h/jobs"),
+            ("mongodb://u:secret/jobs", "mongodb://****"),
+            ("mongodb://u:secreth:1,i:2/jobs", "mongodb://****"),
+            ("mongodb://[::1]:27017,h/jobs", "mongodb://[::1]:27017,h/jobs"),
             ("mongodb://u@h/jobs?x=secret&w=1", "mongodb://u@h/jobs?x=****&w=1"),
             ("mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:secret", "mongodb://h/?authMechanismProperties=****"),
             ("mongodb://h/?tlsCertificateKeyFilePassword=secret", "mongodb://h/?tlsCertificateKeyFilePassword=****"),

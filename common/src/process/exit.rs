@@ -7,7 +7,7 @@ use std::io::Write as _;
 
 use super::logging::{InvalidFilter, is_json};
 use crate::{
-    base::causes,
+    base::{causes, printable},
     mongo::{ConnectError, StoreError},
 };
 
@@ -57,7 +57,8 @@ pub fn report(program: &str, error: &anyhow::Error) -> Exit {
     if is_json() {
         tracing::error!(error = causes, "{program} ends");
     } else {
-        // The terminal may be closed.
+        // What is quoted may be of others. The terminal may be closed.
+        let causes = causes.lines().map(|line| printable(line, usize::MAX)).collect::<Vec<_>>().join("\n");
         let _ = writeln!(std::io::stderr(), "{program}: {causes}");
     }
     let refused = error.downcast_ref::<ConnectError>().map(ConnectError::exit);

@@ -76,6 +76,8 @@ async fn a_configuration_file_that_cannot_be_used_is_named_with_line_and_column(
     for (text, place, expected) in [
         (Some("[workables.a]\ncommand = [\"true\"\n"), ":", "array"),
         (Some("[workables.a]\ncomand = [\"true\"]\n"), ":2:1:", "comand"),
+        // What could change a terminal is escaped.
+        (Some("[workables.a]\n\"\\u001b[31mcomand\" = 5\n"), ":2:1:", "\\u{1b}[31mcomand"),
         (Some("[workables.a]\ncommand = [\"no-such-program-at-all\"]\n"), ":2:", "no-such-program-at-all"),
         (Some("[workables.sleep]\ncommand = [\"true\"]\n"), "", "`sleep` is registered twice"),
         (None, "", "cannot read the workables file"),

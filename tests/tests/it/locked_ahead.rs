@@ -50,6 +50,28 @@ async fn until_some_are_locked_ahead(world: &World, jobs: &mut Vec<JobId>) {
     world.wait_for("jobs are locked ahead", are_locked_ahead).await;
 }
 
+/// Freezes the worker while it holds more than `least` jobs that are locked ahead, and returns how many.
+async fn freeze_with_more_than(world: &World, worker: usize, least: usize, jobs: &mut Vec<JobId>) -> usize {
+    let process = &world.members[worker].process;
+    loop {
+        until_some_are_locked_ahead(world, jobs).await;
+        process.pause(); // or it enters them while they are counted
+        let mut held = Vec::new();
+        let is_settled = async || {
+            let before = std::mem::replace(&mut held, locked(world).await);
+            pause(Duration::from_millis(200)).await;
+            process.is_stopped() && held == before
+        };
+        world.wait_for("it is frozen, and MongoDB has executed what it has sent", is_settled).await;
+        let entered: HashSet<JobId> = world.begun().into_iter().collect();
+        let not_entered = held.iter().filter(|id| !entered.contains(id)).count();
+        if not_entered > least {
+            return not_entered;
+        }
+        process.resume();
+    }
+}
+
 async fn locked(world: &World) -> Vec<JobId> {
     let locked = world.database.raw("scheduled").distinct("_id", doc! { "locked": true }).await.unwrap();
     locked.iter().map(|id| id.as_object_id().unwrap().into()).collect()
@@ -60,24 +82,7 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
     let mut world = World::new().await.patient(&[]);
     let mut jobs = Vec::new();
     let worker = world.start(Role::Worker, &WORKER, &[]);
-    let mut not_entered = 0;
-    while not_entered == 0 {
-        until_some_are_locked_ahead(&world, &mut jobs).await;
-        let process = &world.members[worker].process;
-        process.pause(); // or it enters them while they are counted
-        let mut held = Vec::new();
-        let is_settled = async || {
-            let before = std::mem::replace(&mut held, locked(&world).await);
-            pause(Duration::from_millis(200)).await;
-            process.is_stopped() && held == before
-        };
-        world.wait_for("it is frozen, and MongoDB has executed what it has sent", is_settled).await;
-        let entered: HashSet<JobId> = world.begun().into_iter().collect();
-        not_entered = held.iter().filter(|id| !entered.contains(id)).count();
-        if not_entered == 0 {
-            process.resume();
-        }
-    }
+    let not_entered = freeze_with_more_than(&world, worker, 0, &mut jobs).await;
     let released = world.database.raw("scheduled").distinct("_id", doc! { "interruptions": { "$gt": 0 } }).await.unwrap();
     world.members[worker].process.kill();
     world.start(Role::Worker, &["--lease", "20s"], &[]);
@@ -92,12 +97,11 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
 async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
     let mut world = World::new().await.patient(&[]);
     let mut jobs = Vec::new();
-    // On a busy machine a stop may find that everything it locked was entered.
+    // On a busy machine it may enter them all before its task of signals runs.
     in_a_few_tries("jobs that were locked ahead are released", async || {
         let worker = world.start(Role::Worker, &WORKER, &[]);
-        until_some_are_locked_ahead(&world, &mut jobs).await;
+        freeze_with_more_than(&world, worker, 6, &mut jobs).await;
         let process = &mut world.members[worker].process;
-        process.pause(); // it must hear of the stop before it enters further jobs
         process.terminate();
         process.resume();
         process.wait_exit(SOON).await;
