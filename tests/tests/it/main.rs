@@ -28,6 +28,7 @@ mod fault_harness;
 mod faults;
 mod files;
 mod first_time;
+mod fuzz;
 mod graphs;
 mod groups;
 mod harness;

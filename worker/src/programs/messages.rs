@@ -237,6 +237,54 @@ mod tests {
 
     use super::*;
 
+    /// All that a program may write, in parts of all lengths.
+    #[test]
+    fn no_bytes_are_too_odd_and_parts_do_not_matter() {
+        const PIECES: [&[u8]; 24] = [
+            b"progress: ",
+            b"3/10",
+            b"1e999%",
+            b"-1/2",
+            b" text",
+            b"\n",
+            b"\n\n",
+            b"checkpoint: ",
+            b"{\"a\":",
+            b"\"\\ud83d",
+            b"\\ude00\"",
+            b"NaN",
+            b"Infinity",
+            b"}",
+            b"[",
+            b"]",
+            b"\xff",
+            b"extend: ",
+            b"retry-after: ",
+            b"99999999999999999999",
+            b"h",
+            b"give-up: ",
+            b"error-class: ",
+            b"\0",
+        ];
+        let lines_of = |parts: &mut dyn Iterator<Item = &[u8]>| {
+            let (mut lines, mut found) = (Lines::default(), Vec::new());
+            parts.for_each(|part| lines.push(part, |line, is_cut| found.push((line.to_vec(), is_cut))));
+            lines.finish(|line, is_cut| found.push((line.to_vec(), is_cut)));
+            found
+        };
+        bolero::check!().with_type::<(Vec<(u8, u8)>, u8)>().for_each(|(pieces, length)| {
+            let piece = |(piece, byte): &(u8, u8)| PIECES.get(usize::from(*piece) % 48).map_or(vec![*byte], |piece| piece.to_vec());
+            let bytes: Vec<u8> = pieces.iter().flat_map(piece).collect();
+            let lines = lines_of(&mut std::iter::once(&bytes[..]));
+            assert_eq!(lines_of(&mut bytes.chunks(usize::from(*length).max(1))), lines);
+            for (line, _) in &lines {
+                if let Some(Err(problem)) = Message::parse(line) {
+                    assert!(problem.len() > 8, "{:?}: {problem:?}", String::from_utf8_lossy(line));
+                }
+            }
+        });
+    }
+
     #[test]
     fn a_message_is_understood_or_says_what_is_wrong() {
         let parse = |line: &str| Message::parse(line.as_bytes());
