@@ -101,10 +101,13 @@ impl ConnectError {
     }
 }
 
-/// The driver repeats an address that it does not understand. Where an `@` is missing, that is the password.
+/// The driver repeats a scheme or an address that it does not understand. Where a `/` or an `@` is missing, that has the password.
 pub(crate) fn invalid(error: Error) -> ConnectError {
+    const SCHEME: &str = "it must begin with mongodb:// or mongodb+srv://";
     const ADDRESS: &str =
         "the address of a server in it is wrong: write HOST or HOST:PORT, with a port from 1 to 65535, after an `@` if there is a user";
-    let has_address = error.to_string().contains("invalid server address");
-    ConnectError::InvalidUri(if has_address { Error::from(std::io::Error::other(ADDRESS)) } else { error }.into())
+    let said = error.to_string();
+    let problem = [("unsupported connection string scheme", SCHEME), ("invalid server address", ADDRESS)];
+    let known = problem.iter().find(|(of_driver, _)| said.contains(of_driver));
+    ConnectError::InvalidUri(known.map_or(error, |(_, ours)| Error::from(std::io::Error::other(*ours))).into())
 }

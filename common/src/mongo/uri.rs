@@ -92,7 +92,8 @@ const REFUSED: [(&str, &str); 10] = [
 /// The connection string without the blanks around it and without the options that this driver does not know, and these options.
 ///
 /// # Errors
-/// [`ConnectError::InvalidUri`] for a blank or a control character within it, [`ConnectError::UriOption`] for an option that cannot be ignored.
+/// [`ConnectError::InvalidUri`] for a blank or a control character within it, or an option whose name is none, [`ConnectError::UriOption`] for
+/// an option that cannot be ignored.
 pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored>), ConnectError> {
     let text = text.trim();
     let (address, options) = text.split_once('?').unwrap_or((text, ""));
@@ -101,6 +102,13 @@ pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     let has_encoded = encoded.split('%').skip(1).any(|code| matches!(code.get(..2), Some("09" | "0a" | "0A" | "0d" | "0D" | "20")));
     if has_encoded || text.contains(|character: char| character.is_control() || character.is_whitespace()) {
         let message = "it contains a blank, a line break or a control character (in a password, write a blank as %20)";
+        return Err(invalid(std::io::Error::other(message).into()));
+    }
+    // The messages below repeat the names of options.
+    let of_name = |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
+    let is_name = |option: &str| option.split('=').next().is_some_and(|name| name.chars().all(of_name));
+    if (options.contains('@') && !address.contains('@')) || !options.split('&').all(is_name) {
+        let message = "after the `?` there is something other than options like NAME=VALUE (in a password, write `?` as %3F)";
         return Err(invalid(std::io::Error::other(message).into()));
     }
     let (mut kept, mut ignored) = (Vec::new(), Vec::new());
@@ -136,7 +144,9 @@ pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
 #[cfg(feature = "process")]
 pub(crate) fn redacted(text: &str) -> String {
     const HIDDEN: &str = "****";
-    let Some((scheme, rest)) = text.trim().split_once("://") else { return HIDDEN.into() };
+    // Without a `/`, a password may precede another `://`.
+    let is_scheme = |(scheme, _): &(&str, &str)| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'+');
+    let Some((scheme, rest)) = text.trim().split_once("://").filter(is_scheme) else { return HIDDEN.into() };
     // A password may contain every character, also those that should be encoded.
     let (user, rest) = match rest.rsplit_once('@') {
         Some((user, rest)) => {
@@ -202,6 +212,7 @@ mod tests {
             ("mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:secret", "mongodb://h/?authMechanismProperties=****"),
             ("mongodb://h/?tlsCertificateKeyFilePassword=secret", "mongodb://h/?tlsCertificateKeyFilePassword=****"),
             ("u:secret@h", "****"),
+            ("mongodb:/u:secret@h://x", "****"),
         ] {
             assert_eq!(redacted(uri), shown);
         }
@@ -229,6 +240,10 @@ mod tests {
             "mongodb://h/jobs%20",
         ] {
             assert!(without_foreign_options(uri).is_err_and(|error| error.to_string().contains("line break")), "{uri}");
+        }
+        for uri in ["mongodb://u:a?secret@h/jobs", "mongodb://u:a?b=secret@h/jobs", "mongodb://u:a@h?se/cret@h"] {
+            let problem = without_foreign_options(uri).expect_err(uri).to_string();
+            assert!(problem.contains("%3F") && !problem.contains("cret"), "{problem}");
         }
     }
 }

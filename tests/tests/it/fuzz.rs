@@ -208,6 +208,8 @@ fn connection_strings() {
         "mongodb://127.0.0.1:27017/jobs?replicaSet=rs0",
         "mongodb://ada:hidden-word@a:1,b:2/jobs?authSource=admin&tls=true",
         "mongodb://ada:hidden-word/jobs",
+        "mongodb://ada:a?hidden-word@h/jobs",
+        "mongodb:/ada:hidden-word@a:1/jobs?x=://",
         "mongodb://h/?w=majority&readConcernLevel=local&compressors=zlib",
     ];
     texts(&seeds, |text| {
