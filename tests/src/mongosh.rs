@@ -125,7 +125,7 @@ fn npm_tool(package: &str, version: &str, script: &str) -> Tool {
 /// Node, and the directory of modules that has this package.
 fn npm_package(package: &str, version: &str) -> (PathBuf, PathBuf) {
     let (node, npm) = node_and_npm();
-    let directory = cache::installed(&format!("{package}-{version}"), |target| {
+    let directory = cache::installed(&format!("{}-{version}", package.replace('/', "-")), |target| {
         let mut npm = npm.command();
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--prefix"]);
         run(npm.arg(target).arg(format!("{package}@{version}")));

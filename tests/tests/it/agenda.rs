@@ -17,9 +17,8 @@ use super::bad_input::why;
 
 /// One job of each kind. The one of the class `hang` stays locked, since the process ends while it runs.
 const AGENDA: &str = r#"
-const { Agenda } = require("agenda");
 (async () => {
-  const agenda = new Agenda({ db: { address: process.argv[1], collection: "agendaJobs" }, processEvery: "1 second" });
+  const agenda = await started();
   agenda.define("finished", async () => {});
   agenda.define("hang", () => new Promise(() => {}));
   const finished = new Promise(resolve => agenda.on("success:finished", resolve));
@@ -34,11 +33,30 @@ const { Agenda } = require("agenda");
   await agenda.every("0 3 * * *", "nightly", { kind: "daily" }, { timezone: "Europe/Berlin", skipImmediate: true });
   await agenda.create("tea", {}).repeatAt("3:30pm").save();
   await agenda.create("off", {}).schedule(later).disable().save();
-  await agenda.create("skipping", {}).repeatEvery("1 day", { skipDays: "1 day" }).save();
+  const bounded = agenda.create("bounded", {}).repeatEvery("1 day", { skipDays: "1 day" });
+  await (bounded.startDate ? bounded.startDate(later) : bounded).save();
   await Promise.all([finished, hangs]);
   setTimeout(() => process.exit(0), 500);
 })();
 "#;
+
+/// Of Agenda 5, and of Agenda 6, which is a module, has the part for MongoDB in a package of its own, and writes `null` for what is not set.
+const STARTED: [(&str, &str, &str); 2] = [
+    (
+        "agenda",
+        "5.0.0",
+        r#"const started = () => new (require("agenda").Agenda)({ db: { address: process.argv[1], collection: "agendaJobs" }, processEvery: "1 second" });"#,
+    ),
+    (
+        "@agendajs/mongo-backend",
+        "4.0.3",
+        r#"const started = async () => {
+  const of = name => import(`${process.env.NODE_PATH}/${name}/dist/index.js`);
+  const [{ Agenda }, { MongoBackend }] = [await of("agenda"), await of("@agendajs/mongo-backend")];
+  return new Agenda({ backend: new MongoBackend({ address: process.argv[1], collection: "agendaJobs" }), processEvery: "1 second" });
+};"#,
+    ),
+];
 
 /// The exit code, and the outcome of each job of Agenda by its name.
 async fn import(database: &TestDatabase, more: &[&str]) -> (i32, BTreeMap<String, String>, String) {
@@ -52,9 +70,18 @@ async fn import(database: &TestDatabase, more: &[&str]) -> (i32, BTreeMap<String
 }
 
 #[tokio::test]
-async fn what_agenda_has_left_waiting_is_taken_over_once() {
+async fn what_agenda_5_has_left_waiting_is_taken_over_once() {
+    what_is_left_waiting_is_taken_over_once(STARTED[0]).await;
+}
+
+#[tokio::test]
+async fn what_agenda_6_has_left_waiting_is_taken_over_once() {
+    what_is_left_waiting_is_taken_over_once(STARTED[1]).await;
+}
+
+async fn what_is_left_waiting_is_taken_over_once((package, version, started): (&str, &str, &str)) {
     let (database, store) = prepared().await;
-    run_with_package("agenda", "5.0.0", AGENDA, &[database.uri()]);
+    run_with_package(package, version, &format!("{started}{AGENDA}"), &[database.uri()]);
     let of_agenda = database.raw("agendaJobs");
     let before = database.all("agendaJobs", doc! {}).await;
     let id = async |name: &str| of_agenda.find_one(doc! { "name": name }).await.unwrap().unwrap().get_object_id("_id").unwrap();
@@ -62,7 +89,7 @@ async fn what_agenda_has_left_waiting_is_taken_over_once() {
     let (code, planned, said) = import(&database, &["--dry-run"]).await;
     let of = |outcome: &str| planned.iter().filter(|(_, other)| *other == outcome).map(|(name, _)| name.as_str()).collect::<Vec<_>>();
     assert_eq!((of("enqueued"), of("declared")), (vec!["list", "sleep"], vec!["nightly", "ping", "tea"]), "{said}");
-    assert_eq!((code, of("finished"), of("left")), (1, vec!["finished"], vec!["hang", "off", "skipping"]));
+    assert_eq!((code, of("finished"), of("left")), (1, vec!["finished"], vec!["bounded", "hang", "off"]));
     assert!(database.count("scheduled", doc! {}).await == 0 && store.schedules().list().await.unwrap().is_empty(), "a dry run");
 
     let (code, done, said) = import(&database, &[]).await;
