@@ -92,8 +92,8 @@ const REFUSED: [(&str, &str); 10] = [
 /// The connection string without the blanks around it and without the options that this driver does not know, and these options.
 ///
 /// # Errors
-/// [`ConnectError::InvalidUri`] for a blank or a control character within it, or an option whose name is none, [`ConnectError::UriOption`] for
-/// an option that cannot be ignored.
+/// [`ConnectError::InvalidUri`] for a blank or a control character within it, an incomplete code after a `%`, or an
+/// option whose name is none, [`ConnectError::UriOption`] for an option that cannot be ignored.
 pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored>), ConnectError> {
     let text = text.trim();
     let (address, options) = text.split_once('?').unwrap_or((text, ""));
@@ -103,6 +103,11 @@ pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     if has_encoded || text.contains(|character: char| character.is_control() || character.is_whitespace()) {
         let message = "it contains a blank, a line break or a control character (in a password, write a blank as %20)";
         return Err(invalid(std::io::Error::other(message).into()));
+    }
+    // The driver panics at a `%` before a character of several bytes.
+    let is_code = |code: &str| code.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
+    if !address.split('%').skip(1).all(is_code) {
+        return Err(invalid(std::io::Error::other("two hexadecimal digits must follow a `%` (in a password, write `%` as %25)").into()));
     }
     // The messages below repeat the names of options.
     let of_name = |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
@@ -240,6 +245,9 @@ mod tests {
             "mongodb://h/jobs%20",
         ] {
             assert!(without_foreign_options(uri).is_err_and(|error| error.to_string().contains("line break")), "{uri}");
+        }
+        for uri in ["mongodb://u:a%ä@h/jobs", "mongodb://u:a%f@h", "mongodb://u%:a@h", "mongodb://h/%"] {
+            assert!(without_foreign_options(uri).is_err_and(|error| error.to_string().contains("%25")), "{uri}");
         }
         for uri in ["mongodb://u:a?secret@h/jobs", "mongodb://u:a?b=secret@h/jobs", "mongodb://u:a@h?se/cret@h"] {
             let problem = without_foreign_options(uri).expect_err(uri).to_string();

@@ -209,6 +209,7 @@ fn connection_strings() {
         "mongodb://ada:hidden-word@a:1,b:2/jobs?authSource=admin&tls=true",
         "mongodb://ada:hidden-word/jobs",
         "mongodb://ada:a?hidden-word@h/jobs",
+        "mongodb://ada:%ähidden-word@h/jobs",
         "mongodb:/ada:hidden-word@a:1/jobs?x=://",
         "mongodb://h/?w=majority&readConcernLevel=local&compressors=zlib",
     ];
