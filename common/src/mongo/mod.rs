@@ -6,6 +6,7 @@
 //! | file | content |
 //! |---|---|
 //! | `connect`, `uri` | checks of the server, read and write concerns; the connection string: blanks, options of other drivers |
+//! | `tls` | the files for TLS; what a fault of a certificate means |
 //! | `schema` | collections, validators, indexes, and which collections are ours |
 //! | `session`, `batch` | transactions; batches |
 //! | `readable` | documents with invalid texts |
@@ -39,6 +40,7 @@ pub(crate) mod parts;
 pub(crate) mod readable;
 pub mod schema;
 pub(crate) mod session;
+mod tls;
 pub(crate) mod update;
 pub(crate) mod uri;
 
