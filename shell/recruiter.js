@@ -11,8 +11,10 @@
 //     limits()               limits of resources and groups, and how many permits are in use
 //     line("customer:17")    the unfinished jobs of a line, in their order
 //     recruiterPrefix = "jobs_"               if the collections have a prefix (--collection-prefix)
+//     recruiterReveal = true                  to see the error messages of classes that are redacted (`recruiter redaction`)
 
 var recruiterPrefix = globalThis.recruiterPrefix ?? "";
+var recruiterReveal = globalThis.recruiterReveal ?? false;
 
 var { jobs, workers, limits, line } = (() => {
   const of = (name) => db.getCollection(recruiterPrefix + name);
@@ -105,12 +107,23 @@ var { jobs, workers, limits, line } = (() => {
     return whyNobody(job, at) ?? whyRefused(job) ?? `assignable: it is due since ${apart(job.scheduled_at, at)}; \`recruiter jobs why ${job._id}\` knows more`;
   };
 
-  const briefly = ({ _id, group, workable, why, last_execution: last }) => ({
-    _id, class: workable?.class, group, why, ended_at: last?.ended_at, error: last?.class && `${last.class}: ${last.message}`,
+  /** What shows the messages of a class, unless it is redacted. Rules that are not valid redact everything. */
+  const messages = () => {
+    const stored = recruiterReveal ? null : of("metadata").findOne({ _id: "redaction" });
+    const rules = !stored ? [] : Array.isArray(stored.rules) ? stored.rules : [null];
+    const matches = (rule, kind) => {
+      if (typeof rule?.class !== "string" || typeof kind !== "string") return true;
+      return rule.class.endsWith("*") ? kind.startsWith(rule.class.slice(0, -1)) : kind === rule.class;
+    };
+    return (kind, message) => (rules.some((rule) => matches(rule, kind)) ? "[redacted]" : message);
+  };
+
+  const briefly = (shown) => ({ _id, group, workable, why, last_execution: last }) => ({
+    _id, class: workable?.class, group, why, ended_at: last?.ended_at, error: last?.class && `${last.class}: ${shown(workable?.class, last.message)}`,
   });
-  const toLine = ({ started_at, ended_at, hostname, pid, class: kind, message }) => {
+  const toLine = (shown, of_class) => ({ started_at, ended_at, hostname, pid, class: kind, message }) => {
     const took = ended_at ? `, took ${(ended_at - started_at) / 1000} s` : ", runs";
-    return `${started_at && started_at.toISOString()} on ${hostname}:${pid}${took}${kind ? `: ${kind}: ${message}` : ""}`;
+    return `${started_at && started_at.toISOString()} on ${hostname}:${pid}${took}${kind ? `: ${kind}: ${shown(of_class, message)}` : ""}`;
   };
 
   return {
@@ -122,11 +135,11 @@ var { jobs, workers, limits, line } = (() => {
         const last = job.last_execution;
         const isListed = list(job.executions).some(({ start }) => start && last?.start && start.equals(last.start));
         const executions = [...list(job.executions), ...(last && !isListed ? [last] : [])];
-        return [`enqueued ${(job.created_at ?? job._id.getTimestamp()).toISOString()}`, ...executions.map(toLine), why(job._id)];
+        return [`enqueued ${(job.created_at ?? job._id.getTimestamp()).toISOString()}`, ...executions.map(toLine(messages(), job.workable?.class)), why(job._id)];
       },
       failed({ class: kind, group } = {}, most = 20) {
         const of_class = { ...(kind && { "workable.class": kind }), ...(group && { group }) };
-        return of("archived").find({ why: { $nin: ["done", "cancelled"] }, ...of_class }).sort({ "last_execution.ended_at": -1 }).limit(most).toArray().map(briefly);
+        return of("archived").find({ why: { $nin: ["done", "cancelled"] }, ...of_class }).sort({ "last_execution.ended_at": -1 }).limit(most).toArray().map(briefly(messages()));
       },
       running() {
         const [listed, at] = [of("roster").find().toArray().flatMap((worker) => list(worker.working_on)), now()];

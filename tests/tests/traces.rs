@@ -11,7 +11,11 @@ use opentelemetry::{
     trace::{SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TracerProvider as _},
 };
 use opentelemetry_sdk::trace::{InMemorySpanExporter, SdkTracerProvider, SpanData};
-use recruiter_common::{NewJob, traces::remote};
+use recruiter_common::{
+    NewJob,
+    store::{REDACTED, RedactionRule},
+    traces::remote,
+};
 use recruiter_testing::run_inline;
 use recruiter_tests::{
     factory::minimal_job,
@@ -194,6 +198,19 @@ async fn a_job_without_a_valid_trace_is_the_root_of_a_new_one() {
         let span = span_of(&job).await;
         assert_eq!((span.parent_span_id, span.span_context.is_valid()), (SpanId::INVALID, true), "{job}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_message_of_a_redacted_class_is_not_exported() {
+    let (database, store) = prepared().await;
+    store.set_redaction(&RedactionRule::new("Obey", []).unwrap()).await.unwrap();
+    let (_recruiter, _worker) = (Local::recruiter(&database, &[]), Local::worker(&database, worker(), &[]));
+    let (span, request) = request();
+    obey(Order::Fail).enqueue(&store).instrument(span).await.unwrap();
+    let failed = archived(&database, 1).await;
+    let exported = span_of(&failed[0]).await;
+    assert_eq!(exported.span_context.trace_id(), request.trace_id());
+    assert_eq!((attribute(&exported, "error.type").as_deref(), &exported.status), (Some("SmtpDown"), &Status::error(REDACTED)));
 }
 
 #[tokio::test]

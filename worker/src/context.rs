@@ -95,6 +95,11 @@ impl Context {
         &self.job.class
     }
 
+    /// A text that the code of this class has written, as it may be logged: an operator may have said that nothing of the class is shown.
+    pub(crate) fn may_log<'a>(&self, text: &'a str) -> &'a str {
+        self.store.as_ref().map_or(text, |store| store.may_log(self.class(), text))
+    }
+
     /// The group of the job.
     pub fn group(&self) -> &str {
         self.job.settings.group()

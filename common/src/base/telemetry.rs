@@ -40,6 +40,9 @@ pub fn causes(error: &(dyn std::error::Error + 'static)) -> Vec<String> {
     said
 }
 
+/// What precedes the values of a document that a unique index refuses.
+const KEY_OF_INDEX: &str = "dup key";
+
 /// A driver error in short: the problem and MongoDB's name for it, without the state of the driver.
 pub fn of_mongodb(error: &Error) -> String {
     let named = |message: &str, name: &str, code: i32| {
@@ -49,6 +52,8 @@ pub fn of_mongodb(error: &Error) -> String {
         }
         // The text before the last cause is long: it can contain a whole query.
         let cause = message.rsplit(" :: caused by :: ").next().unwrap_or(message);
+        // The key of a unique job can be made of its parameters.
+        let cause = cause.split_inclusive(KEY_OF_INDEX).next().unwrap_or(cause);
         format!("{} ({name})", cause.trim_end_matches('.'))
     };
     let concern = |concern: &WriteConcernError| named(&concern.message, &concern.code_name, concern.code);
@@ -135,6 +140,11 @@ mod tests {
         let refused: mongodb::error::CommandError = bson::deserialize_from_document(refused).expect("a refusal");
         let refused = Error::from(ErrorKind::Command(refused));
         assert_eq!(of_mongodb(&refused), "Document failed validation (DocumentValidationFailure, code 121)");
+        let taken = r#"E11000 duplicate key error collection: db.scheduled index: unique dup key: { unique: "Invoice secret" }"#;
+        let taken: mongodb::error::CommandError =
+            bson::deserialize_from_document(bson::doc! { "code": 11000, "codeName": "DuplicateKey", "errmsg": taken }).expect("a refusal");
+        let of_index = "E11000 duplicate key error collection: db.scheduled index: unique dup key (DuplicateKey, code 11000)";
+        assert_eq!(of_mongodb(&Error::from(ErrorKind::Command(taken))), of_index, "the key of a job can have its parameters");
         let of_pool = format!("Connection pool for db:27017 cleared because another operation failed with: {}", Error::from(broken()));
         assert_eq!(without_dump(&of_pool), "the line is cut");
         let selection =

@@ -76,8 +76,18 @@ pub enum CorruptJob {
 
 impl From<bson::error::Error> for CorruptJob {
     fn from(error: bson::error::Error) -> Self {
-        Self::Undecodable(of_bson(&error))
+        Self::Undecodable(without_value(of_bson(&error)))
     }
+}
+
+/// The error without the value that it quotes, which may be secret: the class is not known, whose jobs may be redacted.
+fn without_value(text: String) -> String {
+    let quoted = || {
+        let invalid = text.find("invalid ")?;
+        let from = invalid + text[invalid..].find(['"', '`'])?;
+        text.rfind(", expected ").filter(|to| from < *to).map(|to| (from, to))
+    };
+    quoted().map(|(from, to)| format!("{}{}", text[..from].trim_end(), &text[to..])).unwrap_or(text)
 }
 
 /// The stored document without its [`Settings`]. Only the fields that every enqueuer must write have no default. Each field has a row in
@@ -239,6 +249,13 @@ mod tests {
         assert_eq!(check(doc! { "scheduled_at": due, "attempts": -1 }), "field `attempts` is -1, which is not a valid count");
         let problem = "the document is not a job: `priority` is 12; it must be from 0 to 9";
         assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), problem);
+        for (more, problem) in [
+            (doc! { "workable": "a\", expected secret" }, "invalid type: string, expected struct WorkableDocument"),
+            (doc! { "workable": { "class": 5 } }, "`class`: invalid type: integer, expected a string"),
+        ] {
+            let shown = check(more);
+            assert!(shown.ends_with(problem) && !shown.contains("secret"), "{shown}");
+        }
         let scheduled = |ms: i64| check(doc! { "scheduled_at": bson::DateTime::from_millis(ms) });
         for ms in [i64::MIN, -8_640_000_000_000_000, 8_640_000_000_000_000, i64::MAX] {
             assert_eq!(scheduled(ms), CorruptJob::BeyondDates(ms).to_string());

@@ -9,6 +9,7 @@
 //! | `expiry`, `retention` | jobs that were not started in time; prune by class and outcome |
 //! | `presence` | the leading recruiter and the workers, for display |
 //! | `workers`, `wanted` | quiet, resume and stop workers |
+//! | `redaction` | what is not shown of the jobs of some classes |
 //! | `cleaners` | which cleaners run, and how long they keep jobs |
 //! | `doctor` | what is wrong with an installation, and what to do |
 
@@ -17,6 +18,7 @@ pub mod control;
 pub(crate) mod doctor;
 pub(crate) mod expiry;
 pub(crate) mod presence;
+pub(crate) mod redaction;
 pub(crate) mod retention;
 pub(crate) mod sample;
 pub(crate) mod select;

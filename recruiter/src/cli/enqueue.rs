@@ -26,6 +26,7 @@ use super::{
     import::{Import, Lines, job_of, write_ids},
     output::Format,
     presence::{Needs, warn_of_unmet},
+    redaction::Reveal,
     retries::{self, Retries, retry_of_text},
     wait::until_ended,
 };
@@ -57,6 +58,8 @@ pub(super) struct EnqueueArgs {
     custom_policy: bool,
     #[command(flatten)]
     format: Format,
+    #[command(flatten)]
+    reveal: Reveal,
 }
 
 /// One job, as flags, besides its settings.
@@ -245,7 +248,7 @@ async fn enqueue_one(args: EnqueueArgs, connect: &ConnectArgs, out: &mut impl Wr
                 Some(job) if args.wait => {
                     // What is kept of a job that was there already is not known.
                     let is_deleted_after_success = kept == Keep::Failures && matches!(job.outcome, Outcome::New);
-                    until_ended(&store, job.id, args.timeout, is_deleted_after_success, args.format, out).await
+                    until_ended(&store, job.id, args.timeout, is_deleted_after_success, (args.format, args.reveal), out).await
                 }
                 Some(_) | None => Ok(()),
             }

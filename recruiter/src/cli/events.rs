@@ -6,7 +6,7 @@ use clap::{Args, builder::BoolishValueParser};
 use recruiter_common::{
     events::{Event, Received},
     shutdown::Shutdown,
-    store::{ConnectArgs, Store},
+    store::{ConnectArgs, Redaction, Store},
     topics::Pattern,
 };
 use serde_json::json;
@@ -14,6 +14,7 @@ use serde_json::json;
 use super::{
     filter::{When, when_of_text},
     output::{Format, moment, printable, reader_gone},
+    redaction::Reveal,
     view::{document_line, json_line},
 };
 
@@ -48,6 +49,8 @@ pub(super) struct EventsArgs {
     ring_size: Option<i64>,
     #[command(flatten)]
     format: Format,
+    #[command(flatten)]
+    reveal: Reveal,
 }
 
 pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
@@ -55,17 +58,19 @@ pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: S
     if !args.follow {
         let store = Store::connect_to_ask(connect, "recruiter events").await?;
         let since = args.since.map(|when| when.by(store.now()));
+        let redaction = args.reveal.of(&store).await?;
         let events = store.past_events(patterns, since).await?;
-        return Ok(events.into_iter().try_for_each(|event| write_event(out, event, args.format))?);
+        return Ok(events.into_iter().try_for_each(|event| write_event(out, event, args.format, &redaction))?);
     }
     let store = Store::connect(connect, "recruiter events").await?;
     let since = args.since.map(|when| when.by(store.now()));
     store.prepare_events(args.ring_size).await?;
+    let redaction = args.reveal.of(&store).await?;
     let mut events = store.events(patterns, since).await?;
     let written = loop {
         tokio::select! {
             received = events.next() => {
-                if let Err(error) = write_received(out, received, args.format).and_then(|()| out.flush()) {
+                if let Err(error) = write_received(out, received, args.format, &redaction).and_then(|()| out.flush()) {
                     break Err(error);
                 }
             }
@@ -77,16 +82,17 @@ pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: S
     Ok(written?)
 }
 
-fn write_received(out: &mut impl Write, received: Received, format: Format) -> std::io::Result<()> {
+fn write_received(out: &mut impl Write, received: Received, format: Format, redaction: &Redaction) -> std::io::Result<()> {
     match received {
-        Received::Event(event) => write_event(out, event, format),
+        Received::Event(event) => write_event(out, event, format, redaction),
         Received::Missed(count) if format.json => json_line(out, &json!({ "missed": count })),
         Received::Missed(Some(count)) => writeln!(out, "{count} events were missed"),
         Received::Missed(None) | _ => writeln!(out, "an unknown number of events was missed"),
     }
 }
 
-fn write_event(out: &mut impl Write, event: Event, format: Format) -> std::io::Result<()> {
+fn write_event(out: &mut impl Write, mut event: Event, format: Format, redaction: &Redaction) -> std::io::Result<()> {
+    redaction.event(&mut event.details);
     if format.json {
         return document_line(out, event.into_document());
     }

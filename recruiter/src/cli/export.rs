@@ -3,6 +3,7 @@
 use std::{io::Write, ops::ControlFlow};
 
 use anyhow::{anyhow, bail};
+use clap::Args;
 use recruiter_common::{
     exit::Exit,
     instant::Instant,
@@ -14,10 +15,14 @@ use super::{
     exit::usage,
     filter::{FilterArgs, check_reason},
     output::{is_closed, printable},
+    redaction::Reveal,
 };
 
 /// Maximum number of jobs without a line that are named. All of them are counted.
 const NAMED: u64 = 20;
+
+/// Why a job is not exported. A line with other values would be another job.
+const HIDDEN: &str = "its class is redacted: with --reveal, its line has the true values";
 
 pub(super) const EXPORT_EXAMPLES: &str = "\
 Writes jobs to standard output, one line of JSON each, as `recruiter enqueue --from` reads them:
@@ -32,16 +37,31 @@ Examples:
   recruiter jobs export --error-class SmtpDown |
       jq -c '.parameters.host = \"mx2\"' | recruiter enqueue --from -";
 
+#[derive(Args, Clone, Debug)]
+pub(super) struct ExportArgs {
+    #[command(flatten)]
+    reveal: Reveal,
+    // Last field, because its heading applies to all arguments after it.
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
 /// Writes the jobs that match. Fails at the end if a job has no such form; the others are written.
-pub(super) async fn run(args: FilterArgs, connect: &ConnectArgs, shutdown: &Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+pub(super) async fn run(
+    ExportArgs { reveal, filter: args }: ExportArgs,
+    connect: &ConnectArgs,
+    shutdown: &Shutdown,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let given = args.clone().at(Instant::UNIX_EPOCH);
     given.whenever().narrowed_to_export().map_err(usage)?;
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let filter = args.at(store.now()).narrowed_to_export().map_err(usage)?;
+    let redaction = reveal.of(&store).await?;
     let (mut count, mut without, mut written) = (0_u64, 0_u64, Ok(()));
     let exported = store
         .export_jobs(&filter, |job, line| {
-            written = match line {
+            written = match line.and_then(|spec| if redaction.concerns(&spec.class) { Err(HIDDEN.into()) } else { Ok(spec) }) {
                 Ok(spec) => {
                     count += 1;
                     writeln!(out, "{spec}")
@@ -67,7 +87,7 @@ pub(super) async fn run(args: FilterArgs, connect: &ConnectArgs, shutdown: &Shut
         check_reason(&filter)?;
     }
     if without > 0 {
-        bail!("{without} of {} jobs have no form that could be enqueued again", count + without);
+        bail!("{without} of {} jobs were not exported", count + without);
     }
     writeln!(std::io::stderr(), "{count} jobs exported")?;
     Ok(())

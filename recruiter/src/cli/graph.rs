@@ -19,7 +19,7 @@ use recruiter_common::{
     ids::GraphId,
     job::Stage,
     spec::{Classes, InvalidSpec, duration_of_text},
-    store::{ConnectArgs, Store},
+    store::{ConnectArgs, Redaction, Store},
     telemetry::chain,
     wait::WaitError,
 };
@@ -32,6 +32,7 @@ use super::{
     exit::{unreadable, usage},
     output::{Format, printable},
     presence::{Needs, warn_of_unmet},
+    redaction::Reveal,
     retries::unknown_policies,
     view::{Row, View, left, line, or_dash, print, texts},
 };
@@ -85,6 +86,8 @@ pub(super) enum GraphCommand {
         draw: Option<Language>,
         #[command(flatten)]
         format: Format,
+        #[command(flatten)]
+        reveal: Reveal,
     },
     /// Wait until all jobs of a graph are finished, and show them
     Wait {
@@ -96,6 +99,8 @@ pub(super) enum GraphCommand {
         timeout: Option<Duration>,
         #[command(flatten)]
         format: Format,
+        #[command(flatten)]
+        reveal: Reveal,
     },
     /// Cancel all jobs of a graph that are not finished
     Cancel(ChangeArgs),
@@ -131,8 +136,8 @@ fn graph_of_text(text: &str) -> Result<GraphId, InvalidSpec> {
 pub(super) async fn run(command: GraphCommand, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
         GraphCommand::Enqueue { file, custom_policy, format } => enqueue(file, custom_policy, format, connect, out).await,
-        GraphCommand::Show { id, draw, format } => show(id, draw, format, connect, out).await,
-        GraphCommand::Wait { id, timeout, format } => wait(id, timeout, format, connect, out).await,
+        GraphCommand::Show { id, draw, format, reveal } => show(id, draw, (format, reveal), connect, out).await,
+        GraphCommand::Wait { id, timeout, format, reveal } => wait(id, timeout, (format, reveal), connect, out).await,
         GraphCommand::Cancel(args) => change(args, true, connect, out).await,
         GraphCommand::Retry(args) => change(args, false, connect, out).await,
     }
@@ -180,23 +185,36 @@ fn found(id: GraphId, jobs: Vec<GraphJob>) -> anyhow::Result<Vec<GraphJob>> {
     }
 }
 
-async fn show(id: GraphId, draw: Option<Language>, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let jobs = jobs_of(&Store::connect_to_ask(connect, "recruiter graph").await?, id).await?;
+async fn show(
+    id: GraphId,
+    draw: Option<Language>,
+    (format, reveal): (Format, Reveal),
+    connect: &ConnectArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let store = Store::connect_to_ask(connect, "recruiter graph").await?;
+    let jobs = jobs_of(&store, id).await?;
     match draw {
         Some(Language::Dot) => Ok(dot(&jobs, out)?),
         Some(Language::Mermaid) => Ok(mermaid(&jobs, out)?),
-        None => list(&jobs, format, out),
+        None => list(&jobs, format, &reveal.of(&store).await?, out),
     }
 }
 
-async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+async fn wait(
+    id: GraphId,
+    timeout: Option<Duration>,
+    (format, reveal): (Format, Reveal),
+    connect: &ConnectArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter graph").await?;
     // The wait repeats each read that fails. A graph without jobs has ended.
     let jobs = match store.wait_for_graph(id, timeout.unwrap_or(Duration::MAX)).await {
         Err(late @ WaitError::TimedOut { .. }) => return Err(anyhow!(late).context(Exit::TimedOut)),
         waited => found(id, waited?)?,
     };
-    list(&jobs, format, out)?;
+    list(&jobs, format, &reveal.of(&store).await?, out)?;
     let failed = jobs.iter().filter(|job| job.state == Stage::Failed && !job.is_retried).count();
     // An alarm that waits for a failure is cancelled when there is none.
     let cancelled = jobs.iter().filter(|job| job.state == Stage::Cancelled && job.is_to_repeat()).count();
@@ -206,7 +224,7 @@ async fn wait(id: GraphId, timeout: Option<Duration>, format: Format, connect: &
     Ok(())
 }
 
-fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+fn list(jobs: &[GraphJob], format: Format, redaction: &Redaction, out: &mut impl Write) -> anyhow::Result<()> {
     if !format.json {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for job in jobs {
@@ -215,7 +233,7 @@ fn list(jobs: &[GraphJob], format: Format, out: &mut impl Write) -> anyhow::Resu
         let counts: Vec<String> = counts.into_iter().map(|(state, count)| format!("{count} {state}")).collect();
         writeln!(out, "{} jobs: {}", jobs.len(), counts.join(", "))?;
     }
-    Ok(print(out, format, "", jobs.iter().cloned().map(Listed::of))?)
+    Ok(print(out, format, "", jobs.iter().cloned().map(|job| Listed::of(job, redaction)))?)
 }
 
 /// Maximum number of parents that are named in a line.
@@ -257,7 +275,9 @@ struct Failure {
 }
 
 impl Listed {
-    fn of(job: GraphJob) -> Self {
+    fn of(job: GraphJob, redaction: &Redaction) -> Self {
+        let shown = |message: String| redaction.text(&job.class, &message).to_owned();
+        let error = job.failure.map(|(class, message)| Failure { class, message: shown(message) });
         Self {
             id: job.id.to_string(),
             class: job.class,
@@ -269,7 +289,7 @@ impl Listed {
             recovered_from: job.recovered_from.map(|old| old.to_string()),
             retried_as: job.retried_as.map(|new| new.to_string()),
             retrying: job.is_retrying,
-            error: job.failure.map(|(class, message)| Failure { class, message }),
+            error,
         }
     }
 }

@@ -28,9 +28,10 @@ use serde_json::Value;
 use super::{
     change::{self, ALTER_EXAMPLES, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, Intent, NewValues, RETRY_EXAMPLES},
     exit::{or_stopped, usage},
-    export::{self, EXPORT_EXAMPLES},
+    export::{self, EXPORT_EXAMPLES, ExportArgs},
     filter::{FilterArgs, check_reason},
     output::{Format, apart, briefly_apart, moment, printable},
+    redaction::Reveal,
     revise::NewContent,
     view::{Row, Stored, document_line, extended, fields, id_in, json_line, left, or_dash, print, right, with_state},
     wait::until_ended,
@@ -57,7 +58,12 @@ pub(super) enum JobsCommand {
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
     /// Show a job and its history
-    Show(OneJob),
+    Show {
+        #[command(flatten)]
+        job: OneJob,
+        #[command(flatten)]
+        reveal: Reveal,
+    },
     /// Say why a job does not run, and what to do about it
     Why(OneJob),
     /// Wait until a job has ended, and write its result
@@ -70,6 +76,8 @@ pub(super) enum JobsCommand {
         timeout: Option<Duration>,
         #[command(flatten)]
         format: Format,
+        #[command(flatten)]
+        reveal: Reveal,
     },
     /// Retry jobs: make a waiting job due now, or enqueue an archived job again under a new id
     #[command(after_help = RETRY_EXAMPLES)]
@@ -94,7 +102,7 @@ pub(super) enum JobsCommand {
     },
     /// Export jobs as lines of JSON that `recruiter enqueue --from` reads
     #[command(after_help = EXPORT_EXAMPLES)]
-    Export(FilterArgs),
+    Export(ExportArgs),
     /// Cancel jobs: archive a waiting job without running it, or stop a running job
     #[command(after_help = CANCEL_EXAMPLES)]
     Cancel(ChangeArgs),
@@ -122,6 +130,8 @@ pub(super) struct ListArgs {
     page_after: Option<JobId>,
     #[command(flatten)]
     format: Format,
+    #[command(flatten)]
+    reveal: Reveal,
     // Last field, because its heading applies to all arguments after it.
     #[command(flatten)]
     filter: FilterArgs,
@@ -130,16 +140,18 @@ pub(super) struct ListArgs {
 pub(super) async fn run(command: JobsCommand, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     let (args, change): (ChangeArgs, Intent) = match command {
         JobsCommand::List(args) => return or_stopped(shutdown, list(args, connect, out)).await,
-        JobsCommand::Show(OneJob { id, format }) => return or_stopped(shutdown, show(id, format, connect, out)).await,
+        JobsCommand::Show { job: OneJob { id, format }, reveal } => {
+            return or_stopped(shutdown, show(id, format, reveal, connect, out)).await;
+        }
         JobsCommand::Why(OneJob { id, format }) => return or_stopped(shutdown, super::why::run(id, format, connect, out)).await,
-        JobsCommand::Wait { id, timeout, format } => {
+        JobsCommand::Wait { id, timeout, format, reveal } => {
             let waited = async {
                 let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
-                until_ended(&store, id, timeout, false, format, out).await
+                until_ended(&store, id, timeout, false, (format, reveal), out).await
             };
             return or_stopped(shutdown, waited).await;
         }
-        JobsCommand::Export(filter) => return export::run(filter, connect, &shutdown, out).await,
+        JobsCommand::Export(args) => return export::run(args, connect, &shutdown, out).await,
         JobsCommand::Retry { change, again, content } => (change, Intent::Plain(Change::Retry { again, with: content.revision()?.into() })),
         JobsCommand::Change { values, change } => (change, Intent::NewValues(values)),
         JobsCommand::Cancel(args) => (args, Intent::Plain(Change::Cancel)),
@@ -149,10 +161,10 @@ pub(super) async fn run(command: JobsCommand, connect: &ConnectArgs, mut shutdow
 }
 
 async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
-    let ListArgs { filter, limit, page_after, format } = args;
+    let ListArgs { filter, limit, page_after, format, reveal } = args;
     filter.clone().at(Instant::UNIX_EPOCH).whenever().check().map_err(usage)?;
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
-    let now = store.now();
+    let (now, redaction) = (store.now(), reveal.of(&store).await?);
     let filter = filter.at(now);
     filter.check().map_err(usage)?;
     let mut page = Page::first(limit);
@@ -175,7 +187,7 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     if is_empty && !format.json {
         writeln!(std::io::stderr(), "no job matches")?;
     } else {
-        print(out, format, "", listed.jobs.into_iter().map(|job| view(job.try_into(), now)))?;
+        print(out, format, "", listed.jobs.into_iter().map(|job| view(redaction.job(job).try_into(), now)))?;
     }
     out.flush()?;
     if let Some(last) = last.filter(|_| listed.more) {
@@ -295,11 +307,12 @@ fn state(job: &Job, now: Instant) -> String {
     format!("{}, {more}", stage.word())
 }
 
-async fn show(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+async fn show(id: JobId, format: Format, reveal: Reveal, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
     let held = store.why(id).await?.filter(|why| ![Reason::Finished, Reason::Running, Reason::Assignable].contains(&why.reason));
-    let (job, now) = (Job::try_from(stored.document), store.now());
+    let document = reveal.of(&store).await?.job(stored.document);
+    let (job, now) = (Job::try_from(document), store.now());
     if format.json {
         let mut view = view(job, now);
         view.document["held"] = held.as_ref().map(why_to_document).map_or(Value::Null, extended);

@@ -22,6 +22,7 @@ mod messages;
 mod moving;
 pub mod output;
 mod presence;
+mod redaction;
 mod retries;
 mod revise;
 mod roster;
@@ -195,6 +196,9 @@ enum Command {
     /// List and change the settings of groups
     #[command(subcommand)]
     Groups(groups::GroupsCommand),
+    /// List, set and remove what is not shown of the jobs of some classes
+    #[command(subcommand)]
+    Redaction(redaction::RedactionCommand),
     /// List workers, and show which recruiter leads
     Roster(output::Format),
     /// Quiet, resume and stop workers, on any machine
@@ -278,6 +282,7 @@ impl Config {
             Command::Schedules(command) => schedules::run(*command, connect, shutdown, out).await,
             Command::Graph(command) => or_stopped(shutdown, graph::run(command, connect, out)).await,
             Command::Groups(command) => or_stopped(shutdown, groups::run(command, connect, out)).await,
+            Command::Redaction(command) => or_stopped(shutdown, redaction::run(command, connect, out)).await,
             Command::Roster(format) => or_stopped(shutdown, roster::run(format, connect, out)).await,
             Command::Workers(command) => or_stopped(shutdown, workers::run(command, connect, out)).await,
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,

@@ -13,7 +13,7 @@ use recruiter_common::{
     instant::Instant,
     schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
-    store::ConnectArgs,
+    store::{ConnectArgs, Redaction},
 };
 use serde_json::json;
 
@@ -23,6 +23,7 @@ use super::{
     limits::this_operator,
     output::{Format, briefly_apart, moment, printable},
     presence::{Needs, warn_of_unmet},
+    redaction::Reveal,
     retries::unknown_policies,
     schedules_file,
     view::{self, Row, Stored, dry, extended, fields, json_line, left, line, or_dash, print, right},
@@ -61,9 +62,19 @@ Examples:
 #[derive(Subcommand, Clone, Debug)]
 pub(super) enum SchedulesCommand {
     /// List schedules with their next and last runs
-    List(Format),
+    List {
+        #[command(flatten)]
+        format: Format,
+        #[command(flatten)]
+        reveal: Reveal,
+    },
     /// Show a schedule, its next runs and its last ones
-    Show(OneSchedule),
+    Show {
+        #[command(flatten)]
+        schedule: OneSchedule,
+        #[command(flatten)]
+        reveal: Reveal,
+    },
     /// Make the schedules of a namespace those of a file
     #[command(after_help = APPLY_EXAMPLES)]
     Apply(ApplyArgs),
@@ -123,8 +134,8 @@ pub(super) struct ApplyArgs {
 
 pub(super) async fn run(command: SchedulesCommand, connect: &ConnectArgs, shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
     match command {
-        SchedulesCommand::List(format) => or_stopped(shutdown, list(format, connect, out)).await,
-        SchedulesCommand::Show(OneSchedule { name, format }) => or_stopped(shutdown, show(&name, format, connect, out)).await,
+        SchedulesCommand::List { format, reveal } => or_stopped(shutdown, list(format, reveal, connect, out)).await,
+        SchedulesCommand::Show { schedule, reveal } => or_stopped(shutdown, show(&schedule, reveal, connect, out)).await,
         SchedulesCommand::Apply(args) => apply(args, connect, out).await,
         SchedulesCommand::Pause { name, reason, format } => {
             let changed =
@@ -150,10 +161,18 @@ fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_r
     Ok(line(out, format, &view::outcome(name, outcome, dry_run), text)?)
 }
 
-async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+async fn list(format: Format, reveal: Reveal, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = connected(connect, NAME, true).await?;
-    let (listed, now) = (store.schedules().list().await?, store.now());
+    let (mut listed, now, redaction) = (store.schedules().list().await?, store.now(), reveal.of(&store).await?);
+    listed.iter_mut().filter_map(|(_, schedule)| schedule.as_mut().ok()).for_each(|schedule| redact(schedule, &redaction));
     Ok(print(out, format, "there are no schedules", listed.iter().map(|(name, schedule)| view(name, schedule.as_ref(), now)))?)
+}
+
+/// Hides parameters of the job.
+fn redact(schedule: &mut StoredSchedule, redaction: &Redaction) {
+    if let Ok(job) = schedule.document.get_document_mut("job") {
+        redaction.template(job);
+    }
 }
 
 /// A schedule, or why its document is none.
@@ -211,9 +230,15 @@ fn skipped_of(schedule: &StoredSchedule) -> Option<String> {
     (skipped.overlap + skipped.missed > 0).then(|| format!("skipped: {} overlapping, {} missed", skipped.overlap, skipped.missed))
 }
 
-async fn show(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
+async fn show(
+    OneSchedule { name, format }: &OneSchedule,
+    reveal: Reveal,
+    connect: &ConnectArgs,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let store = connected(connect, NAME, true).await?;
-    let (schedule, now) = (store.schedules().find(name).await?, store.now());
+    let (mut schedule, now) = (store.schedules().find(name).await?, store.now());
+    redact(&mut schedule, &reveal.of(&store).await?);
     if format.json {
         return Ok(json_line(out, &view(name, Ok(&schedule), now))?);
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use bson::{Bson, Document, doc};
+use bson::{Bson, Document, RawDocumentBuf, doc};
 use recruiter_common::{
     exit::Exit,
     ids::JobId,
@@ -17,6 +17,7 @@ use recruiter_common::{
 
 use super::{
     output::{Format, printable},
+    redaction::Reveal,
     view::document_line,
 };
 
@@ -27,11 +28,11 @@ pub(super) async fn until_ended(
     id: JobId,
     timeout: Option<Duration>,
     is_deleted_after_success: bool,
-    format: Format,
+    (format, reveal): (Format, Reveal),
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
     match last_of_chain(store, id, timeout.unwrap_or(Duration::MAX)).await {
-        Ok((id, stored)) => write_end(id, &stored, format, out),
+        Ok((id, stored)) => write_end(id, reveal.of(store).await?.job(stored.document), format, out),
         Err(gone @ (WaitError::NotKept { .. } | WaitError::Unknown { .. })) => {
             if !is_deleted_after_success && matches!(gone, WaitError::Unknown { .. }) {
                 return Err(gone.into());
@@ -61,8 +62,8 @@ async fn last_of_chain(store: &Store, mut id: JobId, timeout: Duration) -> Resul
     }
 }
 
-fn write_end(id: JobId, stored: &StoredJob, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let document = lossy(&stored.document);
+fn write_end(id: JobId, stored: RawDocumentBuf, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
+    let document = lossy(&stored);
     let why = document.get_str("why").unwrap_or_default();
     let is_done = why == FinishReason::DONE.as_str();
     let result = document.get("result").cloned().unwrap_or(Bson::Null);

@@ -51,6 +51,7 @@ mod package_files;
 mod php_recruiter;
 mod prefetch;
 mod programs;
+mod redaction;
 mod relay;
 mod ring;
 mod roles;

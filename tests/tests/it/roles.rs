@@ -319,6 +319,8 @@ async fn operator_life(place: &Place, directory: &std::path::Path) {
     ran(&["limits", "set", "@other", "--capacity", "2"]);
     ran(&["limits", "remove", "@other"]);
     ran(&["limits", "remove", "other"]);
+    ran(&["redaction", "set", "other"]);
+    ran(&["redaction", "remove", "other"]);
     ran(&["groups", "set", "other", "--weight", "2"]);
     ran(&["pause", "group:other"]);
     ran(&["resume", "group:other"]);
@@ -380,6 +382,7 @@ async fn reader_life(place: &Place, user: &str) {
         &["limits", "list"],
         &["limits", "show", "printer"],
         &["pauses"],
+        &["redaction", "list"],
         &["schedules", "list"],
         &["graph", "show", &graph],
         &["groups", "list"],

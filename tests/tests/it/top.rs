@@ -10,7 +10,7 @@ use std::{
 
 use bson::doc;
 use nix::pty::{Winsize, openpty};
-use recruiter_common::{DoNotDoItAgain, NewJob};
+use recruiter_common::{DoNotDoItAgain, NewJob, store::RedactionRule};
 use recruiter_tests::{
     local::prepared,
     mongo::TestDatabase,
@@ -28,6 +28,10 @@ struct Top {
 
 impl Top {
     fn start(database: &TestDatabase) -> Self {
+        Self::with(database, &[])
+    }
+
+    fn with(database: &TestDatabase, flags: &[&str]) -> Self {
         let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
         let terminal = openpty(Some(&size), None).unwrap();
         let other_side = || Stdio::from(terminal.slave.try_clone().unwrap());
@@ -36,6 +40,7 @@ impl Top {
             .arg("--ctty")
             .arg(binary("recruiter"))
             .args(["top", "--every", "200ms"])
+            .args(flags)
             .env("MONGODB_URI", database.uri())
             .env("TERM", "xterm-256color")
             .stdin(other_side())
@@ -158,4 +163,21 @@ async fn without_a_terminal_it_says_what_to_use() {
     let mut top = Process::start("recruiter", &["top"], &[("MONGODB_URI", "mongodb://127.0.0.1:1/x")]);
     assert_eq!(top.wait_exit(SOON).await.code(), Some(2));
     assert_eq!(top.stderr().trim_end(), "recruiter: this command needs a terminal; `recruiter stats --json` is for programs");
+}
+
+#[tokio::test]
+async fn a_redacted_message_is_not_on_the_screen() {
+    let (database, store) = prepared().await;
+    store.set_redaction(&RedactionRule::new("fail", []).unwrap()).await.unwrap();
+    let system = System::start(&database, Setup::default());
+    let fails = NewJob::of_class("fail", doc! { "class": "SmtpDown", "message": "to ada" }).retry(&DoNotDoItAgain);
+    let failed = fails.enqueue(&store).await.unwrap().id;
+    database.archived(failed).await;
+    for (flags, message) in [(&[][..], "SmtpDown: [redacted]"), (&["--reveal"], "SmtpDown: to ada")] {
+        let mut top = Top::with(&database, flags);
+        top.until("the failure", &["fail", "generic", message]).await;
+        top.press("q");
+        assert_eq!(top.end().await, Some(0));
+    }
+    system.stop().await;
 }

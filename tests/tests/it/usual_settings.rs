@@ -171,7 +171,7 @@ fn needed<'a>(path: &[&str], file: &'a str) -> Vec<&'a str> {
         ["recruiter", "workers", _] => vec!["--all"],
         ["recruiter", "publish"] => vec!["a", "{}"],
         ["recruiter", "pause" | "resume"] => vec!["group:a"],
-        ["recruiter", "subscribe"] | ["recruiter", "limits" | "schedules" | "groups" | "consumers", _] => vec!["a"],
+        ["recruiter", "subscribe"] | ["recruiter", "limits" | "schedules" | "groups" | "consumers" | "redaction", _] => vec!["a"],
         _ => vec![],
     }
 }

@@ -40,7 +40,7 @@ use super::{
     said::Said,
     settings::{Settings, prepare},
     stopped_by,
-    streams::{drain, log_line},
+    streams::{Loggable, drain, log_line},
 };
 use crate::{
     cancellation::Cancellation,
@@ -235,10 +235,10 @@ impl Pool {
         let (Some(input), Some(output)) = (leader.stdin.take(), leader.stdout.take()) else {
             return Err(io::Error::other("it has no pipes"));
         };
-        let (heard, errors, logs) = (Arc::<Mutex<Heard>>::default(), leader.stderr.take(), start.log_stderr);
+        let (heard, errors, logs) = (Arc::<Mutex<Heard>>::default(), leader.stderr.take(), start.log_stderr.then(|| Loggable::of(job)));
         let hearing = {
             let heard = heard.clone();
-            tokio::spawn(async move { drain(errors, |chunk| hear(&heard, chunk, logs)).await })
+            tokio::spawn(async move { drain(errors, |chunk| hear(&heard, chunk, logs.as_ref())).await })
         };
         tracing::debug!(job.class = job.class(), pid = group.pid, "started a long-lived program");
         let output = Reader { from: output, buffer: Vec::new(), searched: 0, dropped: 0 };
@@ -246,12 +246,12 @@ impl Pool {
     }
 }
 
-fn hear(heard: &Mutex<Heard>, chunk: &[u8], logs: bool) {
+fn hear(heard: &Mutex<Heard>, chunk: &[u8], logs: Option<&Loggable>) {
     let heard = &mut *heard.lock();
     heard.errors.push(chunk);
-    if logs {
+    if let Some(loggable) = logs {
         let job = heard.job.as_ref();
-        heard.lines.push(chunk, |line, _| log_line(line, job.map(AsRef::as_ref)));
+        heard.lines.push(chunk, |line, _| log_line(line, job.map(AsRef::as_ref), loggable));
     }
 }
 

@@ -225,7 +225,8 @@ impl Obeyed {
     fn warn(&mut self, line: &[u8], problem: &str, job: &Context) {
         let quoted = quoted(line);
         if !std::mem::replace(&mut self.has_warned, true) {
-            tracing::warn!(job.id = %job.job_id(), job.class = job.class(), line = quoted, "ignoring a message of a program: {problem}");
+            let (line, why) = (job.may_log(&quoted), job.may_log(problem));
+            tracing::warn!(job.id = %job.job_id(), job.class = job.class(), line, "ignoring a message of a program: {why}");
         }
         job.log(format!("ignored a message: {problem}: {quoted}"));
     }

@@ -225,7 +225,8 @@ fn parsed(value: &RawValue) -> Result<Value, String> {
 /// Warns about a field, in the logs of the worker and of the job.
 fn ignore(field: &str, problem: &str, value: &str, job: &Context) {
     let value = quoted(value.as_bytes());
-    tracing::warn!(job.id = %job.job_id(), job.class = job.class(), field, value, problem, "ignoring what a program says");
+    let (shown, why) = (job.may_log(&value), job.may_log(problem));
+    tracing::warn!(job.id = %job.job_id(), job.class = job.class(), field, value = shown, problem = why, "ignoring what a program says");
     job.log(format!("ignored `{field}`: {problem}: {value}").trim_end_matches([' ', ':']));
 }
 

@@ -1,9 +1,9 @@
 //! The standard streams of a program.
 
-use std::{io, pin::Pin};
+use std::{io, pin::Pin, sync::Arc};
 
 use futures_util::future::{Either, FusedFuture, select};
-use recruiter_common::job::notes;
+use recruiter_common::{job::notes, store::Store};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     process::ChildStdin,
@@ -50,13 +50,29 @@ impl<'a> StandardError<'a> {
     fn take(&self, line: &[u8], obeyed: &mut Obeyed) {
         let is_message = self.errors.has_messages && obeyed.obey(line, self.job);
         if self.settings.log_stderr && !is_message {
-            log_line(line, Some(self.job));
+            log_line(line, Some(self.job), &Loggable::of(self.job));
         }
     }
 }
 
+/// Which lines of the program of a class may be logged, also when it runs no job.
+pub(super) struct Loggable {
+    store: Option<Arc<Store>>,
+    class: String,
+}
+
+impl Loggable {
+    pub(super) fn of(job: &Context) -> Self {
+        Self { store: job.store.clone(), class: job.class().into() }
+    }
+
+    fn shown<'a>(&self, line: &'a str) -> &'a str {
+        self.store.as_ref().map_or(line, |store| store.may_log(&self.class, line))
+    }
+}
+
 /// Puts a line of standard error into the logs of the worker and of the job.
-pub(super) fn log_line(line: &[u8], job: Option<&Context>) {
+pub(super) fn log_line(line: &[u8], job: Option<&Context>, loggable: &Loggable) {
     let line = String::from_utf8_lossy(&line[..line.len().min(notes::LONGEST_LINE)]);
     let line = line.trim_end();
     if line.is_empty() {
@@ -65,7 +81,7 @@ pub(super) fn log_line(line: &[u8], job: Option<&Context>) {
     tracing::info!(
         job.id = job.map(|job| tracing::field::display(job.job_id())),
         job.class = job.map(Context::class),
-        line,
+        line = loggable.shown(line),
         "standard error"
     );
     if let Some(job) = job {

@@ -270,7 +270,7 @@ fn foreign(name: &str) -> Document {
         "scheduled" => doc! { "workable": { "$exists": true } },
         "roster" => any_worker(),
         "metadata" => doc! { "$or": [
-            { "_id": { "$in": ["schema", "features", LISTED, "channels", "cleaners", "relay", "recruiter", "rates", "subscribers"] } },
+            { "_id": { "$in": ["schema", "features", LISTED, "channels", "cleaners", "relay", "recruiter", "rates", "subscribers", "redaction"] } },
             { "_id": { "$regex": "^(rate|class|cleaner):" } },
             { "_id.not_kept_since": of_type("date") },
         ] },

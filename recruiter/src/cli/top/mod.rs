@@ -38,7 +38,7 @@ use self::{
     board::{Act, Board, Step},
     reading::{Reader, Reading},
 };
-use super::{change, exit::usage, limits::this_operator, output::printable, workers};
+use super::{change, exit::usage, limits::this_operator, output::printable, redaction::Reveal, workers};
 
 pub(super) const EXAMPLES: &str = "\
 Keys:
@@ -57,6 +57,8 @@ pub(super) struct TopArgs {
     /// How long to wait between two readings; slower readings make it longer
     #[arg(long, env = "RECRUITER_TOP_EVERY", value_name = "DURATION", default_value = "2s", value_parser = humantime::parse_duration)]
     every: Duration,
+    #[command(flatten)]
+    reveal: Reveal,
 }
 
 /// The terminal, which is as it was before when this is dropped.
@@ -79,8 +81,9 @@ pub(super) async fn run(args: TopArgs, connect: &ConnectArgs) -> anyhow::Result<
         return Err(usage("this command needs a terminal; `recruiter stats --json` is for programs"));
     }
     let store = Store::connect_to_ask(connect, "recruiter top").await?;
+    let redaction = args.reveal.of(&store).await?;
     let mut terminal = Terminal::new()?;
-    let (mut readings, _reader) = read(store.clone(), args.every);
+    let (mut readings, _reader) = read(Reader::new(store.clone(), redaction), args.every);
     let (answer, mut answers) = mpsc::channel(1);
     let mut acting = None;
     let mut keys = EventStream::new();
@@ -116,10 +119,9 @@ pub(super) async fn run(args: TopArgs, connect: &ConnectArgs) -> anyhow::Result<
 }
 
 /// Reads in a task of its own, so that keys work while MongoDB is slow.
-fn read(store: Store, every: Duration) -> (mpsc::Receiver<Result<Reading, String>>, AbortOnDropHandle<()>) {
+fn read(mut reader: Reader, every: Duration) -> (mpsc::Receiver<Result<Reading, String>>, AbortOnDropHandle<()>) {
     let (to, readings) = mpsc::channel(1);
     let task = async move {
-        let mut reader = Reader::new(store);
         loop {
             let began = std::time::Instant::now();
             let reading = reader.next().await.map_err(|error| chain(&error).to_string());

@@ -10,7 +10,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Job, JobState},
     limits::Paused,
-    store::{Store, StoreError},
+    store::{Redaction, Store, StoreError},
     workers::{Leader, Worker},
 };
 
@@ -84,14 +84,15 @@ pub(super) struct Reading {
 /// Reads, and remembers what it has read before.
 pub(super) struct Reader {
     store: Store,
+    redaction: Redaction,
     history: History,
     failures: Vec<Failed>,
     failures_until: Option<Instant>,
 }
 
 impl Reader {
-    pub(super) fn new(store: Store) -> Self {
-        Self { store, history: History::default(), failures: Vec::new(), failures_until: None }
+    pub(super) fn new(store: Store, redaction: Redaction) -> Self {
+        Self { store, redaction, history: History::default(), failures: Vec::new(), failures_until: None }
     }
 
     pub(super) async fn next(&mut self) -> Result<Reading, StoreError> {
@@ -155,7 +156,7 @@ impl Reader {
             Err(error) if error.is_too_slow() => Vec::new(),
             found => found?.jobs,
         };
-        let new = found.into_iter().filter_map(|job| Failed::of(&Job::try_from(job).ok()?));
+        let new = found.into_iter().filter_map(|job| Failed::of(&Job::try_from(self.redaction.job(job)).ok()?));
         let mut all: BTreeMap<JobId, Failed> = new.chain(self.failures.drain(..)).map(|failed| (failed.job, failed)).collect();
         self.failures = std::mem::take(&mut all).into_values().collect();
         self.failures.sort_by_key(|failed| std::cmp::Reverse((failed.ended_at, failed.job)));

@@ -55,7 +55,7 @@ async fn run_unit(environment: &Environment, mut unit: Box<Unit>) -> JobId {
         }
     }
     environment.held.note_recorded(job);
-    log(&context.job, milliseconds(took), verdict);
+    log(&environment.dependencies.store, &context.job, milliseconds(took), verdict);
     events.end(verdict);
     unit.hooks(verdict).await;
     job

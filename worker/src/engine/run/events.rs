@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use recruiter_common::job::{FinishReason, Job};
+use recruiter_common::{
+    job::{FinishReason, Job},
+    store::Store,
+};
 
 use crate::{
     context::Context,
@@ -90,7 +93,7 @@ fn outcome(verdict: &Verdict) -> Outcome {
 }
 
 /// Logs how an attempt ended. A final failure is a warning, a failure that is retried is not.
-pub(super) fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
+pub(super) fn log(store: &Store, job: &Job, duration_ms: u64, verdict: &Verdict) {
     macro_rules! ended {
         ($level:ident, $failure:expr, $text:literal) => {
             tracing::$level!(
@@ -99,7 +102,7 @@ pub(super) fn log(job: &Job, duration_ms: u64, verdict: &Verdict) {
                 job.attempt = job.attempts,
                 duration_ms,
                 error.class = $failure.class,
-                error.message = $failure.message,
+                error.message = store.may_log(&job.class, &$failure.message),
                 $text
             )
         };

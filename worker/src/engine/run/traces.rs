@@ -7,7 +7,7 @@ use recruiter_common::{job::Job, traces::remote};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::engine::record::verdict::Verdict;
+use crate::{context::Context, engine::record::verdict::Verdict};
 
 /// Makes the span a child of the span in which the job was enqueued. Without one, it is the root of a new trace.
 pub(super) fn begin(span: &Span, job: &Job) {
@@ -26,9 +26,9 @@ pub(super) fn begin(span: &Span, job: &Job) {
 }
 
 /// Gives the span the status of a failed job. A job that was snoozed, interrupted, released or cancelled has not failed.
-pub(super) fn end(span: Span, verdict: &Verdict) {
+pub(super) fn end(span: Span, context: &Context, verdict: &Verdict) {
     if let Some((Some(failure), _)) = verdict.for_hooks() {
         span.set_attribute("error.type", failure.class.clone());
-        span.set_status(Status::error(failure.message.clone()));
+        span.set_status(Status::error(context.may_log(&failure.message).to_owned()));
     }
 }

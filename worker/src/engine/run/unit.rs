@@ -120,7 +120,7 @@ impl Unit {
         };
         let verdict = verdict.put_off(*self.context.retry_after.lock(), at);
         #[cfg(feature = "opentelemetry")]
-        super::traces::end(with_verdict, &verdict);
+        super::traces::end(with_verdict, &self.context, &verdict);
         Box::new(Ended { verdict, at, is_recorded })
     }
 

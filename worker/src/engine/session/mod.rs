@@ -66,6 +66,8 @@ pub(crate) struct Session {
     pub(crate) request: Option<Request>,
     /// When the assignment is read next.
     poll_at: Monotonic,
+    /// When the rules of redaction were read.
+    redaction_at: Monotonic,
 }
 
 /// What wakes the session.
@@ -162,6 +164,7 @@ impl Session {
         }
         self.progress();
         self.read_cancellations().await;
+        self.read_redaction().await;
         self.dependencies().source.open(self.store(), self.request.is_some()).await;
         self.progress();
         self.work.take(assignment).await;

@@ -1,5 +1,7 @@
 //! What operators want: a quiet worker, a stop, the cancellation of a job.
 
+use std::time::{Duration, Instant as Monotonic};
+
 use recruiter_common::{
     ids::JobId,
     store::StoreError,
@@ -10,12 +12,27 @@ use recruiter_common::{
 use super::Session;
 use crate::cancellation::Cancellation;
 
+/// The rules of redaction are read again after this time.
+const REDACTION_FOR: Duration = Duration::from_secs(15);
+
 impl Session {
     /// Reads what an operator wants, and does it.
     pub(super) async fn read_request(&mut self) {
         match self.store().wanted(self.id).await {
             Ok(request) => self.obey(request),
             Err(error) => tracing::debug!(error = chain(&error), "failed to read what an operator wants"),
+        }
+        self.progress();
+    }
+
+    /// Reads what of which classes may not be logged, once in a while.
+    pub(super) async fn read_redaction(&mut self) {
+        if self.redaction_at.elapsed() < REDACTION_FOR {
+            return;
+        }
+        match self.store().follow_redaction().await {
+            Ok(()) => self.redaction_at = Monotonic::now(),
+            Err(error) => tracing::debug!(error = chain(&error), "failed to read what is redacted; the last rules hold"),
         }
         self.progress();
     }

@@ -46,6 +46,9 @@ impl Session {
             process: dependencies.process.clone(),
         };
         declare_classes(store, &dependencies.registry).await?;
+        // Before any job runs, whose failure may be logged.
+        store.follow_redaction().await?;
+        let redaction_at = Monotonic::now();
         store.register(&registration).await?;
         // Before any slot is offered: a worker without a lease starts no job.
         let (lease, sent) = (Arc::new(Lease::default()), Uptime::now());
@@ -73,7 +76,7 @@ impl Session {
         let transactions = Arc::new(Transactions::new(dependencies.store.clone(), id));
         let environment = Arc::new(Environment { dependencies, held, lease, recorder, transactions });
         let work = Work::new(id, environment.clone());
-        Ok(Self { id, environment, work, leader, hints, news, recording, beating, request: None, poll_at: Monotonic::now() })
+        Ok(Self { id, environment, work, leader, hints, news, recording, beating, request: None, poll_at: Monotonic::now(), redaction_at })
     }
 
     /// Offers the slots of this worker to the recruiter, unless they are for own jobs.
