@@ -1,5 +1,5 @@
-//! Tools that the tests need and that a machine may not have: downloaded once into the user's cache, beside the
-//! embedded mongod.
+//! Tools that the tests need and that a machine may not have, and the programs of the previous release: downloaded or built once into the
+//! user's cache, beside the embedded mongod.
 
 use std::{
     fs,

@@ -23,7 +23,8 @@
 //! - [`effects`]: jobs that end in transactions of their own, compared with their effects
 //! - [`mongosh`]: the real shell, to show that the documents are readable in it
 //! - [`machine`]: a systemd of its own, where units and packages are installed
-//! - [`cache`]: tools that are downloaded once
+//! - [`previous`]: the programs of the previous release
+//! - [`cache`]: what is downloaded or built once
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not run has not passed.
 
@@ -44,6 +45,7 @@ pub mod machine;
 pub mod mongo;
 pub mod mongosh;
 pub mod oracle;
+pub mod previous;
 pub mod processes;
 pub mod proxy;
 pub mod replica_set;

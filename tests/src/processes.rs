@@ -36,7 +36,12 @@ pub fn directory_for_sockets() -> TempDir {
 
 /// Says on standard error why a test is skipped: that is shown also of a test that passes.
 pub fn skipped(why: &str) {
-    let _ = writeln!(io::stderr(), "skipped: {why}");
+    say(&format!("skipped: {why}"));
+}
+
+/// Says what a test has found, also if it passes.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Whether this command succeeds here. Otherwise its test is skipped.
@@ -321,7 +326,7 @@ pub fn mentioning(text: &str) -> Vec<String> {
 }
 
 /// The path of a binary of this workspace, built with the profile of this test, or of an example (`examples/NAME`). All
-/// are built once per test process, because cargo builds no binaries of other packages for a test.
+/// are built once per test process, because cargo builds no binaries of other packages for a test. An absolute path stays as it is.
 pub fn binary(name: &str) -> PathBuf {
     static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
         let this = env::current_exe().expect("a test knows its own program");
@@ -334,16 +339,7 @@ pub fn binary(name: &str) -> PathBuf {
 
 fn build(directory: &Path) {
     let profile = directory.file_name().and_then(|name| name.to_str()).expect("the directory of a profile has a name");
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Cargo's own variables would look like changes to the build scripts, and rebuild many packages.
-    for (name, _) in env::vars_os()
-        .filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PKG_") || name.to_string_lossy().starts_with("CARGO_MANIFEST_"))
-    {
-        cargo.env_remove(name);
-    }
-    let output = cargo
-        // Of `tests/soak`, for the time of each test. It would rebuild everything.
-        .env_remove("RUSTC_BOOTSTRAP")
+    let output = cargo()
         .args(["build", "--workspace", "--bins", "--examples", "--quiet", "--profile"])
         .args([if profile == "debug" { "dev" } else { profile }, "--target-dir"])
         .arg(directory.parent().expect("the directory of a profile is in the target directory"))
@@ -351,6 +347,20 @@ fn build(directory: &Path) {
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "the binaries do not build:\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Cargo, without the variables that a test has of it.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // They would look like changes to the build scripts, and rebuild many packages.
+    for (name, _) in env::vars_os()
+        .filter(|(name, _)| name.to_string_lossy().starts_with("CARGO_PKG_") || name.to_string_lossy().starts_with("CARGO_MANIFEST_"))
+    {
+        cargo.env_remove(name);
+    }
+    // Of `tests/soak`, for the time of each test. It would rebuild everything.
+    cargo.env_remove("RUSTC_BOOTSTRAP");
+    cargo
 }
 
 /// Reads a pipe to its end on a thread, so that its writer never blocks.

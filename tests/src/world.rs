@@ -72,6 +72,9 @@ const EXCUSES: [&str; 3] = ["not everything ended in time", "could not leave the
 /// Maximum duration of a stop.
 const STOP_WITHIN: Duration = SOON;
 
+/// The three programs of this release, below `main`.
+const FAULTY: &str = "examples/faulty";
+
 /// A step of the protocol in a process of this role.
 pub type Step = (Role, String);
 
@@ -89,6 +92,8 @@ pub struct Member {
     frozen: Option<Instant>,
     /// Its exit status, if it ended and is not restarted.
     ended: Option<ExitStatus>,
+    /// Whether it is not restarted.
+    is_retired: bool,
 }
 
 impl Member {
@@ -103,6 +108,8 @@ impl Member {
 #[derive(Clone, Debug)]
 struct Launch {
     role: Role,
+    /// The program with the three roles.
+    program: PathBuf,
     /// Its connection string.
     uri: String,
     /// The program that starts it or executes it, with its arguments, if there is one.
@@ -154,9 +161,14 @@ impl World {
 
     /// A world without processes, on this database.
     pub async fn on(database: TestDatabase) -> Self {
-        // Built now, while no other process of this world waits for a reply.
-        binary("examples/faulty");
         let store = local::store(&database).await;
+        Self::with_store(database, store)
+    }
+
+    /// A world without processes, on this database, where this store enqueues.
+    pub fn with_store(database: TestDatabase, store: Store) -> Self {
+        // Built now, while no other process of this world waits for a reply.
+        binary(FAULTY);
         let directory = tempfile::Builder::new().prefix("recruiter-world-").tempdir().expect("the temporary directory is writable");
         fs::create_dir(directory.path().join("ledger")).expect("the directory is new");
         let asked = Asked::default();
@@ -218,6 +230,24 @@ impl World {
         self.begin(self.launch(role, by, args), &[])
     }
 
+    /// Like [`start`](Self::start), of another release: the path of its program with the three roles.
+    pub fn start_program(&mut self, program: &Path, role: Role, args: &[&str]) -> usize {
+        let launch = Launch { program: program.to_owned(), ..self.launch(role, &[], args) };
+        self.begin(launch, &[])
+    }
+
+    /// Requests a stop of a process, and waits for its end. It is not restarted.
+    ///
+    /// # Panics
+    /// When it does not end, or not cleanly.
+    pub async fn retire(&mut self, index: usize) {
+        self.members[index].is_retired = true;
+        self.until(STOP_WITHIN, async |world| handles_term(world.members[index].process.pid())).await;
+        self.members[index].process.terminate();
+        assert!(self.until(STOP_WITHIN, async |world| world.members[index].ended.is_some()).await, "it does not stop\n{}", self.logs());
+        assert!(self.members[index].ended.is_some_and(|status| status.success()), "{}", self.logs());
+    }
+
     /// Starts a process without supervision, by a program that starts it or executes it.
     pub fn beside(&self, by: &[&str], role: Role, args: &[&str]) -> Process {
         let notes = self.directory.path().join("notes-beside");
@@ -229,7 +259,7 @@ impl World {
         let quick = role.quick().chunks(2).filter(|flag| !args.contains(&flag[0])).flatten();
         let args = quick.chain(args).map(|arg| (*arg).to_owned()).collect();
         let by = by.iter().map(|word| (*word).to_owned()).collect();
-        Launch { role, uri: self.database.uri().to_owned(), by, args, environment: Vec::new() }
+        Launch { role, program: FAULTY.into(), uri: self.database.uri().to_owned(), by, args, environment: Vec::new() }
     }
 
     fn begin(&mut self, launch: Launch, faults: &[Fault]) -> usize {
@@ -237,7 +267,7 @@ impl World {
         fs::create_dir_all(&notes).expect("the world's directory is writable");
         let process = self.process(&launch, &notes, faults);
         let later = faults.get(1..).unwrap_or_default().to_vec();
-        self.members.push(Member { role: launch.role, process, launch, notes, later, frozen: None, ended: None });
+        self.members.push(Member { role: launch.role, process, launch, notes, later, frozen: None, ended: None, is_retired: false });
         self.members.len() - 1
     }
 
@@ -253,10 +283,11 @@ impl World {
         let given = launch.environment.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let env: Vec<(&str, &str)> = own.into_iter().chain(given).collect();
         let args = launch.args.iter().map(String::as_str);
+        let program = launch.program.to_str().expect("the path is text");
         if launch.by.is_empty() {
-            return Process::start("examples/faulty", &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
+            return Process::start(program, &[launch.role.name()].into_iter().chain(args).collect::<Vec<_>>(), &env);
         }
-        let faulty = binary("examples/faulty").display().to_string();
+        let faulty = binary(program).display().to_string();
         let words = launch.by.iter().map(String::as_str).chain([faulty.as_str(), launch.role.name()]).chain(args);
         Process::start("/usr/bin/env", &words.collect::<Vec<_>>(), &env)
     }
@@ -414,7 +445,7 @@ impl World {
             if let Some(status) = member.process.try_exit() {
                 let ended = Ended { role: member.role, status, log: member.process.stderr() };
                 self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
-                if self.supervised {
+                if self.supervised && !member.is_retired {
                     let (launch, notes) = (member.launch.clone(), member.notes.clone());
                     let later = std::mem::take(&mut member.later);
                     self.members[index].process = self.process(&launch, &notes, &later);

@@ -476,6 +476,30 @@ impl Store {
         }
     }
 
+    /// Connects to a database that may have no schema yet. Creates nothing.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message contains the remedy.
+    pub async fn connect_to_compare(args: &ConnectArgs, app_name: &str) -> Result<Self, ConnectError> {
+        let (store, _) = Client::reach(args, app_name, ASK_TIMEOUT).await?;
+        Ok(Client { may_mend: false, ..store }.into())
+    }
+
+    /// What a start of this release would change in the schema of the database, or has left. Needs the role `read`.
+    ///
+    /// # Errors
+    /// [`ConnectError`], whose message contains the remedy.
+    pub async fn schema_changes(&self) -> Result<Vec<schema::Change>, ConnectError> {
+        let hosts = || self.options.as_deref().map(|options| listed(&options.hosts)).unwrap_or_default();
+        match schema::changes(self).await {
+            Err(error) if error.is_unauthorized() && self.has_no_user() => Err(ConnectError::NoUser { hosts: hosts() }),
+            Err(error) if error.is_unauthorized() => {
+                Err(ConnectError::Unreadable { database: self.database.name().to_owned(), refused: cause(&error) })
+            }
+            other => Ok(other?),
+        }
+    }
+
     /// The same database with its own connections, so that other traffic cannot delay it. For operations that are
     /// repeated in a loop: the driver does not retry a failed write, because the next turn repeats it.
     ///

@@ -55,6 +55,11 @@ pub enum StoreError {
         /// Names of the collections, each in backticks.
         collection: String,
     },
+    /// A newer release has made the schema, and says that programs of this release may not work with it. Nothing was changed.
+    #[error(
+        "a newer release of Recruiter has made the schema of this database (version {found}; this program knows {known}), and this program is too old to work with it. Nothing was changed. Upgrade this program, or restore a backup of before the upgrade"
+    )]
+    NewerSchema { found: i32, known: i32 },
     /// A document is not valid in its collection.
     #[error("`{operation}` read an invalid document")]
     Corrupt { operation: &'static str, source: CorruptJob },
@@ -140,7 +145,7 @@ impl StoreError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
-            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } => false,
+            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } | Self::NewerSchema { .. } => false,
             Self::Mongo { source, .. } => !is_document_fault(source),
         }
     }
@@ -155,7 +160,7 @@ impl StoreError {
         match self {
             Self::TimedOut { .. } => Problem::Unanswered,
             Self::Mongo { source, .. } => problem(source),
-            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } => Problem::Refused,
+            Self::Corrupt { .. } | Self::NoTransaction { .. } | Self::Foreign { .. } | Self::NewerSchema { .. } => Problem::Refused,
         }
     }
 

@@ -29,7 +29,8 @@ pub enum Exit {
     /// The memory limit was reached, and the running jobs have ended. The service manager should start the process
     /// again.
     MemoryLimit = 75,
-    /// MongoDB refuses the process: credentials, rights, a standalone server or one that is too old.
+    /// MongoDB refuses the process: credentials, rights, a standalone server or one that is too old; or the database is of an application or of
+    /// a newer release.
     Refused = 77,
     /// A file that a flag, an argument or the connection string names cannot be used.
     Config = 78,
@@ -83,7 +84,7 @@ impl ConnectError {
             | Self::ReadOnly { .. }
             | Self::Unreadable { .. }
             | Self::NoSchema { .. }
-            | Self::Store(StoreError::Foreign { .. }) => Exit::Refused,
+            | Self::Store(StoreError::Foreign { .. } | StoreError::NewerSchema { .. }) => Exit::Refused,
             Self::NoRecruiter { .. } | Self::ForeignClient | Self::Store(_) => Exit::Failure,
         }
     }

@@ -73,7 +73,7 @@ async fn hear(store: &Store) {
         // Hints may have been missed.
         store.waiters().arrived.notify_one();
         if let Err(error) = heard {
-            if matches!(error, StoreError::Foreign { .. }) {
+            if matches!(error, StoreError::Foreign { .. } | StoreError::NewerSchema { .. }) {
                 tracing::warn!(error = chain(&error), "cannot read the ends of jobs; looking at the jobs instead");
             } else {
                 tracing::debug!(error = chain(&error), "cannot read the ends of jobs; trying again");

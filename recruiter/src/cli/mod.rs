@@ -19,6 +19,7 @@ mod import;
 mod jobs;
 mod limits;
 mod messages;
+mod migrate;
 mod moving;
 pub mod output;
 mod presence;
@@ -212,6 +213,9 @@ enum Command {
     /// Examine MongoDB, the schema, the processes and the waiting jobs, and say what to do
     #[command(after_help = doctor::EXAMPLES)]
     Doctor(doctor::DoctorArgs),
+    /// Make the collections, validators and indexes of this release, as the start of a program does
+    #[command(after_help = migrate::EXAMPLES)]
+    Migrate(migrate::MigrateArgs),
     /// Write what happens to jobs and workers
     #[command(after_help = events::EXAMPLES)]
     Events(events::EventsArgs),
@@ -288,6 +292,7 @@ impl Config {
             Command::Stats(args) => or_stopped(shutdown, stats::run(args, connect, out)).await,
             Command::Top(args) => or_stopped(shutdown, top::run(args, connect)).await,
             Command::Doctor(args) => or_stopped(shutdown, doctor::run(args, connect, out)).await,
+            Command::Migrate(args) => or_stopped(shutdown, migrate::run(args, connect, out)).await,
             Command::Consumers(command) => or_stopped(shutdown, consumers::run(command, connect, out)).await,
             Command::Publish(args) => messages::publish(args, connect, out).await,
             Command::Subscribe(args) => messages::subscribe(args, connect, shutdown, out).await,

@@ -143,7 +143,7 @@ async fn each_fault_of_the_schema_is_found() {
     check(&database, (Check::Rings, State::Error), &["`signals_0` is not capped"]).await;
     store.ensure_schema().await.unwrap();
     let version = async |version: i32| {
-        database.raw("metadata").update_one(doc! { "_id": "schema" }, doc! { "$set": { "version": version } }).await.unwrap();
+        database.raw("metadata").update_one(doc! { "_id": "schema" }, doc! { "$set": { "version": version, "oldest": 17 } }).await.unwrap();
     };
     version(1).await;
     check(&database, (Check::Schema, State::Warning), &["start a recruiter of this release"]).await;

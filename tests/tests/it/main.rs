@@ -70,6 +70,7 @@ mod top;
 mod transactions;
 mod unique;
 mod units;
+mod upgrades;
 mod usual_settings;
 mod waits;
 mod why;

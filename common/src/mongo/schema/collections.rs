@@ -20,7 +20,7 @@ use crate::{
 
 impl Kind {
     /// Whether an existing collection has the options of this kind.
-    fn is_met_by(self, found: &Found) -> bool {
+    pub(super) fn is_met_by(self, found: &Found) -> bool {
         match self {
             Self::Jobs | Self::Limits | Self::Groups | Self::Pauses | Self::Schedules | Self::Messages => {
                 found.validator() == self.validator().as_ref()
@@ -38,16 +38,7 @@ impl Kind {
 pub(crate) async fn ensure_collections(client: &Client, version: i32, channel: Option<Channel>) -> Result<bool, StoreError> {
     let found = examine(client).await?;
     let mut is_noted = found.iter().all(|found| found.is_listed);
-    let has_messages = features_in_use(client).await?.contains(&Feature::Messages);
-    let is_at_once = |kind: Kind| !matches!(kind, Kind::Events | Kind::Later) && (kind != Kind::Messages || has_messages);
-    let at_once = COLLECTIONS.iter().filter(|(_, kind)| is_at_once(*kind)).map(|(name, _)| (*name).to_owned());
-    // Channels of other workers, which may have become ordinary collections.
-    let others = found.iter().filter(|found| found.kind == Kind::Hints).map(|found| found.name.clone());
-    let mut wanted: Vec<String> = at_once.chain(channel.map(Channel::collection)).chain(others).collect();
-    // It shows that a start has begun to make the others.
-    wanted.sort_unstable_by_key(|name| (Kind::of(name) != Some(Kind::Jobs), name.clone()));
-    wanted.dedup();
-    for name in wanted {
+    for name in wanted(client, &found, channel).await? {
         match ensure_one(client, &found, version, &name).await {
             Err(error @ StoreError::Foreign { .. }) if name == MESSAGES => {
                 // A process that does not start would run no job at all.
@@ -57,6 +48,20 @@ pub(crate) async fn ensure_collections(client: &Client, version: i32, channel: O
         }
     }
     Ok(is_noted)
+}
+
+/// The names of the collections that a start makes or mends.
+pub(super) async fn wanted(client: &Client, found: &[Found], channel: Option<Channel>) -> Result<Vec<String>, StoreError> {
+    let has_messages = features_in_use(client).await?.contains(&Feature::Messages);
+    let is_at_once = |kind: Kind| !matches!(kind, Kind::Events | Kind::Later) && (kind != Kind::Messages || has_messages);
+    let at_once = COLLECTIONS.iter().filter(|(_, kind)| is_at_once(*kind)).map(|(name, _)| (*name).to_owned());
+    // Channels of other workers, which may have become ordinary collections.
+    let others = found.iter().filter(|found| found.kind == Kind::Hints).map(|found| found.name.clone());
+    let mut wanted: Vec<String> = at_once.chain(channel.map(Channel::collection)).chain(others).collect();
+    // It shows that a start has begun to make the others.
+    wanted.sort_unstable_by_key(|name| (Kind::of(name) != Some(Kind::Jobs), name.clone()));
+    wanted.dedup();
+    Ok(wanted)
 }
 
 /// The same for one collection, from those that were found. Returns whether it is a new one.

@@ -19,15 +19,19 @@
 //! | `indexes` | the indexes, and the features that have their own |
 //! | `make` | makes and replaces indexes |
 //! | `survey` | how the schema of a database differs from this one |
+//! | `migrate` | what a start changes, for `recruiter migrate` |
+//! | `version` | the version of a schema, and which programs may work with it |
 
 mod asked;
 mod collections;
 mod indexes;
 mod kind;
 mod make;
+mod migrate;
 mod ownership;
 mod survey;
 mod validators;
+mod version;
 
 use std::time::Duration;
 
@@ -40,20 +44,24 @@ pub use self::indexes::{
     ARCHIVED_BY_END, DUE_JOBS, EXPIRING_JOBS, GATED_JOBS, GRAPH_JOBS, HELD_PERMITS, LINES, SCHEDULE_REVISIONS, UNIQUE, UNIQUE_AFTER,
     UNIQUE_WHILE_WAITING, WAITING_JOBS,
 };
+pub use self::migrate::{Action, Change, Part};
 pub(crate) use self::{
     asked::{MADE_WITHIN, WHOLE, made_or_asked, make_asked},
     indexes::{any_date, any_gate, never_started},
     make::{drop_outdated_indexes, learn_stand_ins},
+    migrate::changes,
     ownership::{any_worker, note},
     survey::{IndexFault, Ring, Surveyed, survey},
+    version::version,
 };
 use self::{
     collections::{ensure_collections, ensure_events, ensure_one},
     kind::MESSAGES,
     make::{ensure_indexes, ensure_these_indexes},
+    version::raise,
 };
 use super::{Channel, Client, StoreError, call, call_within, readable};
-use crate::base::{Patience, at_once, integer, pause};
+use crate::base::{Patience, at_once, pause};
 
 /// Maximum number of running jobs of one resource.
 pub const LARGEST_CAPACITY: u32 = 100_000;
@@ -72,6 +80,9 @@ pub fn collection_names() -> impl Iterator<Item = &'static str> {
 
 /// Version of the schema in this file. Every change to the schema increases it.
 pub(crate) const SCHEMA_VERSION: i32 = 18;
+/// Version of the schema of the previous release, whose programs may work beside those of this one. Older programs refuse the database.
+/// `tests/previous-version` has it as well, with the commit.
+pub(crate) const OLDEST_BESIDE: i32 = 17;
 /// Maximum size of a `workable`, in bytes of BSON. A job with its history and its result must fit into MongoDB's limit
 /// of 16 MiB.
 pub const LARGEST_WORKABLE: usize = 4 * 1024 * 1024;
@@ -96,11 +107,7 @@ pub(crate) async fn ensure(client: &Client) -> Result<(), StoreError> {
         .notify(|_, _| tracing::info!("an index is being built; waiting for it"))
         .await?;
     // This write also proves that the user may write.
-    let metadata = client.metadata.clone();
-    // `$max` would keep a text.
-    let before = doc! { "$cond": [{ "$isNumber": "$version" }, { "$convert": { "input": "$version", "to": "int", "onError": UNREADABLE } }, UNREADABLE] };
-    let raised = vec![doc! { "$set": { "version": { "$max": [before, SCHEMA_VERSION] } } }];
-    call("ensure_schema", async move { metadata.update_one(doc! { "_id": "schema" }, raised).upsert(true).await }).await?;
+    raise(client).await?;
     if is_noted { Ok(()) } else { note(client).await }
 }
 
@@ -168,19 +175,6 @@ pub(crate) async fn is_made(client: &Client) -> Result<bool, StoreError> {
         Err(error) if error.is_unauthorized() => Ok(true),
         other => other.map(|()| true),
     }
-}
-
-/// The version of a schema whose document has none that can be one: an early one, so that a start makes it right.
-const UNREADABLE: i32 = 1;
-
-/// The version of the database's schema; 0 without a schema.
-pub(crate) async fn version(client: &Client) -> Result<i32, StoreError> {
-    let metadata = client.metadata.clone_with_type::<RawDocumentBuf>();
-    let found = call("schema_version", async move { metadata.find_one(doc! { "_id": "schema" }).await }).await?;
-    let Some(found) = found.map(|found| readable(&found)) else { return Ok(0) };
-    let number =
-        found.get("version").and_then(|version| integer(Some(version)).or_else(|| version.as_f64()?.trunc().to_string().parse().ok()));
-    Ok(number.and_then(|version| i32::try_from(version).ok()).filter(|version| *version > 0).unwrap_or(UNREADABLE))
 }
 
 /// The features that were used in this database.
