@@ -96,6 +96,7 @@ impl Context {
     }
 
     /// A text that the code of this class has written, as it may be logged: an operator may have said that nothing of the class is shown.
+    #[cfg(any(feature = "process", feature = "opentelemetry"))]
     pub(crate) fn may_log<'a>(&self, text: &'a str) -> &'a str {
         self.store.as_ref().map_or(text, |store| store.may_log(self.class(), text))
     }

@@ -82,12 +82,13 @@ impl From<bson::error::Error> for CorruptJob {
 
 /// The error without the value that it quotes, which may be secret: the class is not known, whose jobs may be redacted.
 fn without_value(text: String) -> String {
-    let quoted = || {
-        let invalid = text.find("invalid ")?;
-        let from = invalid + text[invalid..].find(['"', '`'])?;
-        text.rfind(", expected ").filter(|to| from < *to).map(|to| (from, to))
+    let shortened = || {
+        let (before, value) = text.split_once("invalid ")?;
+        let (kind, quoted) = value.split_once(['"', '`'])?;
+        let (_, expected) = quoted.rsplit_once(", expected ")?;
+        Some(format!("{before}invalid {}, expected {expected}", kind.trim_end()))
     };
-    quoted().map(|(from, to)| format!("{}{}", text[..from].trim_end(), &text[to..])).unwrap_or(text)
+    shortened().unwrap_or(text)
 }
 
 /// The stored document without its [`Settings`]. Only the fields that every enqueuer must write have no default. Each field has a row in
