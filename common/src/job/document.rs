@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(check(doc! { "scheduled_at": due, "priority": 12 }), problem);
         for (more, problem) in [
             (doc! { "workable": "a\", expected secret" }, "invalid type: string, expected struct WorkableDocument"),
-            (doc! { "workable": { "class": 5 } }, "`class`: invalid type: integer, expected a string"),
+            (doc! { "workable": { "class": 5 } }, "invalid type: integer, expected a string"),
         ] {
             let shown = check(more);
             assert!(shown.ends_with(problem) && !shown.contains("secret"), "{shown}");

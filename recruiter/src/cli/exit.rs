@@ -38,7 +38,7 @@ pub(super) fn exit_codes() -> String {
         (Exit::JobFailed, "the job or graph that was waited for did not succeed"),
         (Exit::Unavailable, "MongoDB cannot be reached, or the mongod of `dev` has ended"),
         (Exit::MemoryLimit, "a worker reached its memory limit; start it again"),
-        (Exit::Refused, "MongoDB refuses the process: credentials, rights, server; or a newer schema"),
+        (Exit::Refused, "MongoDB refuses the process: credentials, rights, server, newer schema"),
         (Exit::Config, "a file cannot be read, or is invalid"),
         (Exit::TimedOut, "the job or graph that was waited for has not ended in time"),
         (Exit::Aborted, "stopped by a signal before the end"),

@@ -434,7 +434,8 @@ mod tests {
     fn every_flag_that_is_not_about_a_single_call_can_be_set_in_the_environment() {
         fn check(command: &clap::Command) {
             for argument in command.get_arguments().filter(|argument| !argument.is_positional()) {
-                let single = ["help", "version", "id", "from", "skip", "all", "again", "page_after"].contains(&argument.get_id().as_str());
+                let single =
+                    ["help", "version", "id", "from", "skip", "all", "again", "page_after", "reveal"].contains(&argument.get_id().as_str());
                 let variable = argument.get_env().and_then(|name| name.to_str()).unwrap_or_default();
                 let named = variable.starts_with("RECRUITER_") || variable == "MONGODB_URI";
                 assert_eq!(named, !single, "{} --{}: {variable:?}", command.get_name(), argument.get_id());
