@@ -190,7 +190,7 @@ async fn exported_jobs_are_enqueued_again() {
     let export = |args: &[&str]| recruiter(&database, &[&["jobs", "export"], args].concat());
 
     let said = export(&["--class", "mail"]);
-    assert!(said.code == 1 && said.err.contains("1 of 2 jobs have no form"), "{} {}", said.code, said.err);
+    assert!(said.code == 1 && said.err.contains("1 of 2 jobs were not exported"), "{} {}", said.code, said.err);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &said.out).unwrap();
     assert_eq!(recruiter(&database, &["enqueue", "--from", file.path().to_str().unwrap()]).code, 0);

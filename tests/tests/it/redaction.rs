@@ -39,13 +39,15 @@ log_stderr = true
 "#;
 
 const BOT: &str = r#"
-import json, sys, time
+import json, os, sys, time
 for line in sys.stdin:
     job = json.loads(line)
     if "job" not in job:
         continue
     secret = job["parameters"]["card"]
     print(json.dumps({"id": job["id"], "extend_ms": secret, "progress": {"percent": 10, "text": secret}}), flush=True)
+    while not os.path.exists("told"):
+        time.sleep(0.02)
     print(json.dumps({"id": job["id"], "error": {"class": "Refused", "message": secret, "trace": secret}}), flush=True)
     time.sleep(0.3)
     print("between jobs: " + secret, file=sys.stderr, flush=True)
@@ -111,6 +113,8 @@ async fn a_secret_is_in_no_output_of_any_program_and_stays_in_the_jobs() {
     let wrong = enqueue(&database, "sleep", &["--parameters", &ms, "--unique-by", "ms", "--retry", "1", "--retry-delay", "1ms"]);
     let items = enqueue(&database, "sleep", &["--items", &format!("[{ms}]")]);
     let programs = ["shop.pay", "shop.echo", "shop.bot"].map(|class| enqueue(&database, class, &["--parameters", &card]));
+    database.until("events", doc! { "class": "shop.bot", "progress.text": SECRET }, 1, "an event has its progress").await;
+    fs::write(directory.path().join("told"), "").unwrap();
     let postponed = enqueue(&database, "sleep", &["--parameters", &ms, "--after", "1h", "--unique-by", "ms", "--unique-for", "1h"]);
     let of_graph = recruiter(&database, &["graph", "enqueue", &graph]).succeeded().out.trim().to_owned();
     heard.ask(&database, &["schedules", "apply", &schedules]);
