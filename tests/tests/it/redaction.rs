@@ -113,7 +113,7 @@ async fn a_secret_is_in_no_output_of_any_program_and_stays_in_the_jobs() {
     let wrong = enqueue(&database, "sleep", &["--parameters", &ms, "--unique-by", "ms", "--retry", "1", "--retry-delay", "1ms"]);
     let items = enqueue(&database, "sleep", &["--items", &format!("[{ms}]")]);
     let programs = ["shop.pay", "shop.echo", "shop.bot"].map(|class| enqueue(&database, class, &["--parameters", &card]));
-    database.until("events", doc! { "class": "shop.bot", "progress.text": SECRET }, 1, "an event has its progress").await;
+    database.until("events", doc! { "events.progress.text": SECRET }, 1, "an event has the progress").await;
     fs::write(directory.path().join("told"), "").unwrap();
     let postponed = enqueue(&database, "sleep", &["--parameters", &ms, "--after", "1h", "--unique-by", "ms", "--unique-for", "1h"]);
     let of_graph = recruiter(&database, &["graph", "enqueue", &graph]).succeeded().out.trim().to_owned();
