@@ -111,8 +111,11 @@ pub(crate) fn without_foreign_options(text: &str) -> Result<(String, Vec<Ignored
     }
     // The messages below repeat the names of options.
     let of_name = |character: char| character.is_ascii_alphanumeric() || "_.-".contains(character);
-    let is_name = |option: &str| option.split('=').next().is_some_and(|name| name.chars().all(of_name));
-    if (options.contains('@') && !address.contains('@')) || !options.split('&').all(is_name) {
+    let name_of = |option: &str| option.split('=').next().unwrap_or_default().to_lowercase();
+    let is_known = |name: &str| KNOWN.contains(&name) || IGNORED.iter().chain(&REFUSED).any(|(known, _)| *known == name);
+    // The value of a known option, such as a file of `recruiter-worker@main.service`, may have an `@`.
+    let is_password = options.contains('@') && !address.contains('@') && !is_known(&name_of(options));
+    if is_password || !options.split('&').all(|option| name_of(option).chars().all(of_name)) {
         let message = "after the `?` there is something other than options like NAME=VALUE (in a password, write `?` as %3F)";
         return Err(invalid(std::io::Error::other(message).into()));
     }
@@ -200,6 +203,8 @@ mod tests {
         check("maxPoolSize=0&minPoolSize=0", "?minPoolSize=0", &["maxPoolSize"]);
         check("maxPoolSize=50&tlsDisableCertificateRevocationCheck=true", "?maxPoolSize=50", &["tlsDisableCertificateRevocationCheck"]);
         check("a=1&&b", "", &["a", "b"]);
+        let file = "tlsCertificateKeyFile=/run/credentials/recruiter-worker@main.service/key";
+        assert_eq!(without_foreign_options(&format!("mongodb://h/?{file}")).expect(file).0, format!("mongodb://h/?{file}"));
         assert_eq!(without_foreign_options(" mongodb://h?tls=true\n").expect("a string").0, "mongodb://h/?tls=true");
     }
 
