@@ -60,7 +60,8 @@ pub(super) async fn run(args: MigrateArgs, connect: &ConnectArgs, out: &mut impl
         writeln!(out, "{summary}")?;
     }
     out.flush()?;
-    let refused = left.iter().filter(|change| change.action != Action::Drop).count();
+    // What a running program has begun to make since then is not one of them.
+    let refused = changes.iter().filter(|change| change.action != Action::Drop && left.iter().any(|left| left.is(change))).count();
     if args.dry_run || refused == 0 {
         return Ok(());
     }
