@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    mongo::{SELECTION_LIMIT, command_at_once},
+    mongo::{SELECTION_LIMIT, client, command_at_once},
     wait::SOON,
 };
 
@@ -92,7 +92,7 @@ impl FailPoint {
     /// Arms it on the MongoDB at `uri`, until the guard is dropped.
     pub async fn arm(self, uri: &str) -> Armed {
         static TURNS: LazyLock<Guarded<HashMap<String, Arc<Mutex<()>>>>> = LazyLock::new(Guarded::default);
-        let client = Client::with_uri_str(uri).await.expect("the URI is good");
+        let client = client(uri, SELECTION_LIMIT).await;
         let server = uri.split('/').nth(2).expect("the URI has hosts").to_owned();
         let turn = Arc::clone(TURNS.lock().expect("no holder panics").entry(server).or_default());
         let turn = timeout(TURN_WITHIN, turn.lock_owned()).await.expect("other fail points are disarmed in time; one test arms one");

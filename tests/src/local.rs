@@ -31,9 +31,10 @@ pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
     ConnectArgs { connect_timeout: Some(SOON), ..ConnectArgs::to(database.uri()) }
 }
 
-/// The store of a test's database.
+/// The store of a test's database. Its connections outlast a machine that stands still.
 pub async fn store(database: &TestDatabase) -> Store {
-    Store::connect(&connect_args(database), "test").await.expect("the test's MongoDB is there")
+    let uri = format!("{}&connectTimeoutMS={}", database.uri(), SOON.as_millis());
+    Store::connect(&ConnectArgs { uri, ..connect_args(database) }, "test").await.expect("the test's MongoDB is there")
 }
 
 /// A database of the shared MongoDB, with its schema, and its store.

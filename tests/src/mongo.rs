@@ -258,9 +258,11 @@ async fn sweep(uri: &str) {
     }
 }
 
-async fn client(uri: &str, selection_limit: Duration) -> Client {
+/// A client of a test, whose connections outlast a machine that stands still.
+pub(crate) async fn client(uri: &str, selection_limit: Duration) -> Client {
     let mut options = ClientOptions::parse(uri).await.expect("the URI is good");
     options.server_selection_timeout = Some(selection_limit);
+    options.connect_timeout = Some(SOON);
     Client::with_options(options).expect("the options are good")
 }
 

@@ -45,7 +45,10 @@ pub fn run_with(uri: &str, arguments: &[&str]) -> String {
 fn shell(uri: &str) -> Command {
     let mut command = MONGOSH_COMMAND.command();
     // Behind a proxy, it would ask that for the way to this machine.
-    command.env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1").args(["--quiet", "--norc", uri]);
+    command.env("NO_PROXY", "127.0.0.1").env("no_proxy", "127.0.0.1").args(["--quiet", "--norc"]);
+    // By default the shell waits two seconds for a server.
+    let patient = if uri.contains('?') && !uri.contains("serverSelectionTimeoutMS") { "&serverSelectionTimeoutMS=60000" } else { "" };
+    command.arg(format!("{uri}{patient}"));
     command
 }
 

@@ -28,7 +28,7 @@ pub(crate) use self::{
     instant::{DUE_MS, Instant},
     names::{LONGEST_NAME, check_name, check_traceparent, check_trimmed_name},
     numbers::integer,
-    patience::{Patience, at_once},
+    patience::{Patience, at_once, within},
     shutdown::pause,
     telemetry::{causes, chain, of_bson},
     text::{apart, briefly_apart, in_words, moment, printable},

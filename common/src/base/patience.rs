@@ -1,11 +1,35 @@
-//! How long a call is repeated, and the pauses between.
+//! How long a call is waited for and repeated, and the pauses between.
 //!
 //! The repetitions themselves are those of the crate `backon`.
 
 use std::{
     future::{Ready, ready},
+    pin::pin,
     time::{Duration, Instant as Monotonic},
 };
+
+use tokio::time::{Instant, timeout};
+
+/// A wait is divided into parts of this length.
+const PART: Duration = Duration::from_secs(1);
+/// A timer is later than this only if the process or its machine stood still.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What comes of a future within a time in which this process runs: while it is stopped, or its machine is suspended, nobody can answer it.
+/// `None` if the time is over.
+pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let (mut future, mut left) = (pin!(future), limit);
+    while !left.is_zero() {
+        let (part, begun) = (left.min(PART), Instant::now());
+        if let Ok(done) = timeout(part, &mut future).await {
+            return Some(done);
+        }
+        if begun.elapsed() < part + LATE {
+            left -= part;
+        }
+    }
+    None
+}
 
 /// A time in which a call is repeated. It begins when this is made.
 #[derive(Clone, Copy, Debug)]
@@ -36,4 +60,21 @@ impl Patience {
 /// In place of a pause between repetitions that follow at once.
 pub(crate) fn at_once(_: Duration) -> Ready<()> {
     ready(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::pause;
+
+    #[tokio::test]
+    async fn a_wait_does_not_count_the_time_in_which_the_process_stands_still() {
+        let limit = Duration::from_millis(500);
+        let answered_after_a_stop = async {
+            std::thread::sleep(limit + LATE * 2);
+            pause(limit / 5).await;
+        };
+        assert_eq!(within(limit, answered_after_a_stop).await, Some(()));
+        assert_eq!(within(limit, std::future::pending::<()>()).await, None);
+    }
 }

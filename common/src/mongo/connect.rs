@@ -404,7 +404,7 @@ impl Client {
         let hello = start.wait(|| hello(&admin, &asking, &start)).await?;
         let driver = mongodb::Client::with_options(options.clone()).map_err(invalid)?;
         let database = driver.database(&name);
-        let build = call("buildInfo", async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?;
+        let build = start.wait(|| build_info(&database)).await?;
         check_server(&hello, &build, &hosts)?;
         let store = Self::over(driver, &name, prefix, clock, Some(Arc::new(options)));
         if let Ok(now) = hello.get_datetime("localTime") {
@@ -715,6 +715,11 @@ async fn problem_of_members(alone: &Document, options: &ClientOptions) -> Option
         "the server answers, but its replica set names its members {}, {remedy}, or write directConnection=true in MONGODB_URI to use only the server that it names",
         members.join(",")
     ))
+}
+
+async fn build_info(database: &Database) -> Result<Document, ConnectError> {
+    let database = database.clone();
+    Ok(call("buildInfo", async move { database.run_command(doc! { "buildInfo": 1 }).await }).await?)
 }
 
 /// The `hello` reply of the first host, without regard to its replica set. `None` when it does not answer.

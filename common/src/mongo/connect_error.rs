@@ -97,6 +97,9 @@ impl ConnectError {
         if let Self::Unreachable { reason, .. } | Self::Unusable { problem: reason, .. } = self {
             return Some(reason);
         }
+        if matches!(self, Self::Store(error) if error.is_unanswered()) {
+            return Some("the connection broke");
+        }
         matches!(self, Self::NotInitiated { .. }).then_some("its replica set does not exist yet; run rs.initiate() once in mongosh")
     }
 }

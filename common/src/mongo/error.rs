@@ -155,6 +155,17 @@ impl StoreError {
         self.is_transient() && !self.is_unauthorized()
     }
 
+    /// Whether the connection broke or the primary changed in the middle of a call. A read may be repeated at once.
+    pub(crate) fn is_broken_off(&self) -> bool {
+        let has_waited = matches!(self, Self::Mongo { source, .. } if matches!(source.kind.as_ref(), ErrorKind::ServerSelection { .. }));
+        self.problem() == Problem::Unreachable && !has_waited
+    }
+
+    /// Whether nothing was refused: the connection broke, there was no primary, or no reply came in time.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.problem() != Problem::Refused
+    }
+
     /// What is counted about this error.
     pub(crate) fn problem(&self) -> Problem {
         match self {

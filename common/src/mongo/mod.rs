@@ -83,12 +83,12 @@ pub use self::{
 };
 use self::{error::code_of, parts::Parts};
 use crate::{
-    base::{Instant, JobId, StartId, Uptime, clock::ServerClock},
+    base::{Instant, JobId, StartId, Uptime, clock::ServerClock, within},
     meters::operations,
 };
 
 /// A call without a reply after this time has an unknown outcome. It is longer than most failovers, and shorter than a worker's default
-/// lease.
+/// lease. The time in which this process is stopped does not count.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time for MongoDB to wait for a majority. It is shorter than [`CALL_LIMIT`], so that no connection stays occupied.
 pub(crate) const MAJORITY_LIMIT: Duration = Duration::from_secs(9);
@@ -335,15 +335,15 @@ pub(crate) async fn call_within<T: Send + 'static>(
     future: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, StoreError> {
     let began = Monotonic::now();
-    let result = match tokio::time::timeout(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
-        Ok(Ok(Ok(value))) => Ok(value),
-        Ok(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
-        Ok(Err(died)) => match died.try_into_panic() {
+    let result = match within(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
+        Some(Ok(Ok(value))) => Ok(value),
+        Some(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
+        Some(Err(died)) => match died.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             // The runtime is shutting down.
             Err(_) => Err(StoreError::TimedOut { operation }),
         },
-        Err(_) => Err(StoreError::TimedOut { operation }),
+        None => Err(StoreError::TimedOut { operation }),
     };
     operations::ended(operation, began.elapsed(), result.as_ref().err().map(StoreError::problem));
     result

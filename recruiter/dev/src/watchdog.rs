@@ -15,8 +15,8 @@ use nix::{
 };
 use tokio::time::{interval, timeout};
 
-/// Maximum duration of a clean end. The script itself uses force after 15 seconds.
-const END_WITHIN: Duration = Duration::from_secs(20);
+/// Maximum duration of an end. The script itself uses force after 15 seconds of its own time: a machine may stand still meanwhile.
+const END_WITHIN: Duration = Duration::from_secs(60);
 /// How often an ending program is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 

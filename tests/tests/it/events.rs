@@ -96,7 +96,7 @@ async fn enqueue(store: &Store, how: &str) -> JobId {
 #[tokio::test]
 async fn each_start_has_one_event_that_names_its_end_and_hooks_are_for_ends() {
     let ((database, store), diary) = (prepared().await, Diary::default());
-    let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &["--heartbeat", "300ms", "--grace", "100ms"]);
+    let [local, recruiter] = Local::pair(&database, &[], worker(&diary), &["--heartbeat", "300ms", "--lease", "10m", "--grace", "100ms"]);
     let ends = async |job: JobId, expected: &[&str]| {
         wait_until(SOON, &format!("{expected:?}"), async || diary.of(job).len() >= expected.len()).await;
         assert_eq!(diary.of(job), expected);

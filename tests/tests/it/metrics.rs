@@ -24,7 +24,7 @@ use recruiter_tests::{
     mongo::TestDatabase,
     processes::{Process, mentioning, skipped},
     proxy::Proxy,
-    wait::{SOON, wait_for, wait_until},
+    wait::{SOON, in_a_few_tries, wait_for, wait_until},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -61,9 +61,10 @@ async fn sent(at: SocketAddr, request: &[u8]) -> Option<String> {
     (!answer.is_empty()).then(|| String::from_utf8(answer).unwrap())
 }
 
-/// The status and the body of a page.
+/// The status and the body of a page. The server ends a connection that has stood still with the machine.
 async fn page(at: SocketAddr, path: &str) -> (u16, String) {
-    let answer = sent(at, format!("GET {path} HTTP/1.1\r\nHost: {at}\r\n\r\n").as_bytes()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {at}\r\n\r\n");
+    let answer = in_a_few_tries("an answer", async || sent(at, request.as_bytes()).await).await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (status(head), body.to_owned())
 }

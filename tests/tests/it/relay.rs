@@ -152,6 +152,7 @@ fn closed(mut peer: impl Read) -> usize {
             Ok(0) => return sent,
             Ok(bytes) => sent += bytes,
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return sent,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => panic!("the connection was not closed: {error}"),
         }
     }

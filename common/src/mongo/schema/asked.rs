@@ -20,7 +20,8 @@ pub(crate) const MADE_WITHIN: Duration = Duration::from_secs(10);
 /// Interval between two looks at what was asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Makes a part of the schema. If this MongoDB user may not, the leading recruiter is asked for it, and waited for.
+/// Makes a part of the schema. It is repeated if the connection breaks or the primary changes meanwhile: the driver does not repeat such
+/// commands. If this MongoDB user may not make it, the leading recruiter is asked for it, and waited for.
 ///
 /// # Errors
 /// That of the last attempt to make it.
@@ -33,21 +34,21 @@ pub(crate) async fn made_or_asked<F: Future<Output = Result<(), StoreError>>>(
     let patience = Patience::new(within);
     let mut is_asked = false;
     loop {
-        let denied = match make().await {
-            Err(error) if error.lacks_right_of_schema() => error,
+        let failed = match make().await {
+            Err(error) if error.is_unanswered() || error.lacks_right_of_schema() => error,
             other => return other,
         };
-        if !is_asked {
+        if failed.lacks_right_of_schema() && !is_asked {
             ask(client, part).await?;
             tracing::warn!(
                 part,
-                error = chain(&denied),
+                error = chain(&failed),
                 "a part of the schema is missing, and this MongoDB user may not make it; waiting for the leading recruiter to make it"
             );
             is_asked = true;
         }
         if patience.is_over() {
-            return Err(denied);
+            return Err(failed);
         }
         pause(LOOK_EVERY).await;
     }

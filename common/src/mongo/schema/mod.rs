@@ -216,13 +216,18 @@ async fn note_in_use(client: &Client, feature: Feature) -> Result<(), StoreError
 /// The repetitions of a read.
 const READ_AGAIN: ConstantBuilder = ConstantBuilder::new().with_delay(Duration::from_millis(50)).with_max_times(19);
 
-/// A read of a collection that another process may be replacing at this moment: it is repeated if MongoDB ends it for that reason.
+/// A read of a collection that another process may be replacing at this moment: it is repeated if MongoDB ends it for that reason, or if the
+/// connection breaks. The driver repeats its own reads, but none that is given as a command.
 async fn repeated_call<T: Send + 'static, R: Future<Output = Result<T, Error>> + Send + 'static>(
     operation: &'static str,
     limit: Duration,
     once: impl Fn() -> R,
 ) -> Result<T, StoreError> {
-    (|| call_within(limit, operation, once())).retry(READ_AGAIN).sleep(pause).when(StoreError::is_cursor_lost).await
+    (|| call_within(limit, operation, once())).retry(READ_AGAIN).sleep(pause).when(may_be_repeated).await
+}
+
+fn may_be_repeated(error: &StoreError) -> bool {
+    error.is_cursor_lost() || error.is_broken_off()
 }
 
 async fn run(client: &Client, operation: &'static str, on: &str, command: Document) -> Result<(), StoreError> {
