@@ -4,7 +4,6 @@
 
 use std::{
     future::{Ready, ready},
-    pin::pin,
     time::{Duration, Instant as Monotonic},
 };
 
@@ -17,13 +16,13 @@ const LATE: Duration = Duration::from_secs(1);
 
 /// What comes of a future within a time in which this process runs: while it is stopped, or its machine is suspended, nobody can answer it.
 /// `None` if the time is over.
-pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-    let (mut future, mut left) = (pin!(future), limit);
+pub(crate) async fn within<T>(mut left: Duration, mut future: impl Future<Output = T> + Unpin) -> Option<T> {
     while !left.is_zero() {
-        let (part, begun) = (left.min(PART), Instant::now());
-        if let Ok(done) = timeout(part, &mut future).await {
+        let begun = Instant::now();
+        if let Ok(done) = timeout(left.min(PART), &mut future).await {
             return Some(done);
         }
+        let part = left.min(PART);
         if begun.elapsed() < part + LATE {
             left -= part;
         }
@@ -74,7 +73,7 @@ mod tests {
             std::thread::sleep(limit + LATE * 2);
             pause(limit / 5).await;
         };
-        assert_eq!(within(limit, answered_after_a_stop).await, Some(()));
+        assert_eq!(within(limit, Box::pin(answered_after_a_stop)).await, Some(()));
         assert_eq!(within(limit, std::future::pending::<()>()).await, None);
     }
 }

@@ -335,7 +335,8 @@ pub(crate) async fn call_within<T: Send + 'static>(
     future: impl Future<Output = Result<T, Error>> + Send + 'static,
 ) -> Result<T, StoreError> {
     let began = Monotonic::now();
-    let result = match within(limit, tokio::spawn(OPERATION.scope(operation, future))).await {
+    // Boxed: else its timer is a part of every future that makes a call.
+    let result = match Box::pin(within(limit, tokio::spawn(OPERATION.scope(operation, future)))).await {
         Some(Ok(Ok(value))) => Ok(value),
         Some(Ok(Err(source))) => Err(StoreError::Mongo { operation, source: source.into() }),
         Some(Err(died)) => match died.try_into_panic() {
