@@ -31,9 +31,12 @@ pub fn connect_args(database: &TestDatabase) -> ConnectArgs {
     ConnectArgs { connect_timeout: Some(SOON), ..ConnectArgs::to(database.uri()) }
 }
 
-/// The store of a test's database. Its connections outlast a machine that stands still.
+/// The store of a test's database. Its connections outlast a machine that stands still, unless the connection string says otherwise.
 pub async fn store(database: &TestDatabase) -> Store {
-    let uri = format!("{}&connectTimeoutMS={}", database.uri(), SOON.as_millis());
+    let mut uri = database.uri().to_owned();
+    if !uri.contains("connectTimeoutMS") {
+        uri += &format!("&connectTimeoutMS={}", SOON.as_millis());
+    }
     Store::connect(&ConnectArgs { uri, ..connect_args(database) }, "test").await.expect("the test's MongoDB is there")
 }
 

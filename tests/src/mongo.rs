@@ -258,11 +258,11 @@ async fn sweep(uri: &str) {
     }
 }
 
-/// A client of a test, whose connections outlast a machine that stands still.
+/// A client of a test, whose connections outlast a machine that stands still, unless the connection string says otherwise.
 pub(crate) async fn client(uri: &str, selection_limit: Duration) -> Client {
     let mut options = ClientOptions::parse(uri).await.expect("the URI is good");
     options.server_selection_timeout = Some(selection_limit);
-    options.connect_timeout = Some(SOON);
+    options.connect_timeout.get_or_insert(SOON);
     Client::with_options(options).expect("the options are good")
 }
 

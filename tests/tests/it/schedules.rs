@@ -8,7 +8,6 @@ use std::{
 
 use bson::{Bson, Document, doc};
 use chrono::TimeDelta;
-use futures_util::TryStreamExt as _;
 use rand::RngExt as _;
 use recruiter_common::{
     JobId, Keep, NewJob, Workable,
@@ -149,9 +148,12 @@ async fn killed_leaders_miss_no_slot_and_repeat_none() {
         waiting == 0 && database.count("scheduled", doc! {}).await == 0
     };
     wait_until(SOON, "all slots are handled", caught_up).await;
-    // A killed one may have enqueued the jobs of a slot without having recorded that.
-    recruiters.stop().await;
+    for name in &names {
+        store.schedules().pause(name, "ada", "the end of the test").await.unwrap();
+    }
+    // Also those of a slot that was not recorded, because its recruiter was killed. Nobody would assign what is left by the last one.
     database.until("scheduled", doc! {}, 0, "all jobs are done").await;
+    recruiters.stop().await;
     let executions = executions.lock().unwrap().clone();
     promise!(executions.values().all(|times| *times == 1), "a job ran twice");
     let mut all = 0;
@@ -476,12 +478,6 @@ async fn a_schedule_that_was_written_by_hand_runs() {
     let listed = store.schedules().list().await.unwrap();
     assert_eq!(listed.iter().filter(|(_, schedule)| schedule.is_err()).count(), 6);
     assert!(system.recruiter.stderr().contains("a schedule cannot run"), "{}", system.recruiter.stderr());
-    let jobs = database.raw("scheduled").distinct("schedule.name", doc! {}).await.unwrap();
-    // On a busy machine a process that misses its ring mends the whole schema, and replaces the validator.
-    let collections = database.database().list_collections().filter(doc! { "name": "schedulers" }).await.unwrap();
-    let collections: Vec<_> = collections.try_collect().await.unwrap();
-    let refuses = collections[0].options.validator.as_ref().is_some_and(|validator| validator.contains_key("$or"));
-    assert!(jobs == [Bson::from("s")] || !refuses, "{jobs:?}");
     system.stop().await;
 }
 
