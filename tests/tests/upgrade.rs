@@ -344,7 +344,7 @@ async fn cli(recruiter: &Path, uri: &str, args: &[&str]) -> Output {
 }
 
 fn succeeded(said: &Output) {
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{}{}", String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
 }
 
 /// What `recruiter migrate --json` says.

@@ -438,8 +438,9 @@ async fn a_started_job_is_not_entered_while_the_lease_is_over() {
     fails_again().await;
     promise!(diary.lines().is_empty(), "entered without a lease: {:?}", diary.lines());
     drop(armed);
+    // On a busy machine the short lease may be over once more before the second is entered: then it is released, and started again.
     for job in [id, refused] {
-        assert_eq!(database.archived(job).await.get_i32("attempts").unwrap(), 1);
+        assert_eq!(database.archived(job).await.get_str("why").unwrap(), "done");
     }
     promise!(attempts(&diary) == 2, "a job ran twice");
     local::stop([worker, recruiter]).await;

@@ -251,9 +251,9 @@ async fn a_class_a_line_and_everything_can_be_paused() {
 async fn a_job_whose_resource_has_no_limit_waits_for_one_and_says_so() {
     let world = World::new().await.patient(&["5"]);
     let job = world.enqueue(Entry::lasting(0).limit("scanner"), Policy::Never).await.unwrap();
-    pause(Duration::from_millis(900)).await;
-    let said = why(&world, job).await;
-    assert!(said["reason"] == "limit-undefined" && said["text"].as_str().unwrap().contains("recruiter limits set"), "{said}");
+    let says_so = async || Some(why(&world, job).await).filter(|said| said["reason"] == "limit-undefined");
+    let said = wait_for(SOON, "it says so", says_so).await;
+    assert!(said["text"].as_str().unwrap().contains("recruiter limits set"), "{said}");
     let (code, out, err) = cli(&world.database, &["limits", "set", "scanner", "--capacity", "2", "--rate", "100/1s burst 10"]);
     assert!(code == 0 && out.contains("at most 2 at a time, at most 100/1s burst 10"), "{out}{err}");
     world.wait_for("it runs", async || world.archived(job).await.is_some()).await;
