@@ -13,17 +13,17 @@ var recruiterPrefix = globalThis.recruiterPrefix ?? "";
   /** Channels of workers: `signals_0` and so on. A role names each collection. */
   const channels = [...Array(32).keys()].map((number) => `signals_${number}`);
   const schemaOf = {
-    createCollection: "scheduled archived roster metadata limits groups pauses schedulers unique_periods signals signals_N events messages",
-    createIndex: "scheduled archived roster schedulers unique_periods messages",
-    dropIndex: "scheduled archived roster schedulers unique_periods messages",
+    createCollection: "scheduled archived roster metadata limits groups pauses schedulers unique_periods audit signals signals_N events messages",
+    createIndex: "scheduled archived roster schedulers unique_periods audit messages",
+    dropIndex: "scheduled archived roster schedulers unique_periods audit messages",
     collMod: "scheduled limits groups pauses schedulers messages",
     convertToCapped: "signals signals_N events",
   };
   /** A start examines all collections: none of them may be an application's. */
   const look = {
     listCollections: "",
-    find: "scheduled archived roster metadata limits groups pauses schedulers unique_periods signals signals_N events messages consumers payloads.files payloads.chunks",
-    listIndexes: "scheduled archived roster schedulers unique_periods messages",
+    find: "scheduled archived roster metadata limits groups pauses schedulers unique_periods audit signals signals_N events messages consumers payloads.files payloads.chunks",
+    listIndexes: "scheduled archived roster schedulers unique_periods audit messages",
   };
   const client = {
     insert: "scheduled archived metadata unique_periods signals signals_N events messages payloads.files payloads.chunks",
@@ -55,8 +55,8 @@ var recruiterPrefix = globalThis.recruiterPrefix ?? "";
     }],
     recruiterReader: ["people and monitoring: every command that only reads", look, { collStats: "events", dbStats: "" }],
     recruiterOperator: ["people: every command of `recruiter`", look, schemaOf, client, {
-      insert: "limits groups pauses schedulers consumers",
-      update: "archived roster limits groups schedulers consumers payloads.chunks",
+      insert: "limits groups pauses schedulers consumers audit",
+      update: "archived roster limits groups schedulers consumers audit payloads.chunks",
       remove: "archived limits pauses schedulers consumers",
       collStats: "events",
       dbStats: "",

@@ -140,7 +140,7 @@ pub use self::{
 #[cfg(feature = "process")]
 pub use self::{
     base::flags,
-    process::{exit, logging, monitoring, secrets, settings, toml_file},
+    process::{exit, http, logging, monitoring, secrets, settings, toml_file},
 };
 #[cfg(feature = "protocol")]
 pub use self::{

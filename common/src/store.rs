@@ -39,6 +39,7 @@ pub use crate::{
     operator::{
         COUNTED, Covered, Finished, GroupSample, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished,
         Waiting, Walk,
+        audit::{AuditId, Intended},
         cleaners::{CleanerNote, NOTED_EVERY},
         control::export::Exported,
         doctor::{Check, Finding, State},

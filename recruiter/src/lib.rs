@@ -5,11 +5,15 @@
 //! |---|---|
 //! | [`run`] | `recruiter run`: wait for the lease, lead, stand by |
 //! | `leader` | a term of leadership: the duties, and how a job finds its worker |
+//! | `views` | what programs read of jobs, as JSON; and which jobs, in words |
+//! | [`web`] | `recruiter web`: the HTTP API |
 //! | [`cli`] | the command line, one command per file |
 
 pub mod cli;
 mod leader;
 pub mod run;
+mod views;
+pub mod web;
 
 #[doc(hidden)]
 pub use leader::assign_once;

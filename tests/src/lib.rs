@@ -15,6 +15,7 @@
 //! - [`coverage`]: which steps the faults have struck
 //! - [`cycle`]: every step of the protocol in a few seconds, so that each can be broken
 //! - [`world`]: a supervised fleet of faulty processes, on a database of its own
+//! - [`http`]: `recruiter web`, and a client of it
 //! - [`proxy`]: a faulty network for a single process
 //! - [`replica_set`]: three real members, elections, and the network between them
 //! - [`tls`]: certificates, and a MongoDB that demands TLS
@@ -39,6 +40,7 @@ pub mod endurance;
 pub mod factory;
 pub mod fail_points;
 pub mod faults;
+pub mod http;
 pub mod ledger;
 pub mod local;
 pub mod machine;

@@ -21,6 +21,8 @@ use crate::{
 pub const PROGRAMS: [&str; 3] = ["recruiter", "recruiter-cleaner", "recruiter-worker"];
 /// Each program's service, as one would start it.
 pub const SERVICES: [&str; 3] = ["recruiter.service", "recruiter-cleaner.service", "recruiter-worker@main.service"];
+/// The service that not every installation starts.
+pub const WEB: &str = "recruiter-web.service";
 
 /// A systemd that runs as process 1 of its own namespaces. Dropped, it is gone with everything in it.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 
 use bson::{Document, doc};
 use recruiter_tests::{
-    machine::{Machine, PROGRAMS, SERVICES, enqueue, install_commands, workspace},
+    machine::{Machine, PROGRAMS, SERVICES, WEB, enqueue, install_commands, workspace},
     mongo::TestDatabase,
     processes::{Process, binary, skipped},
     promise,
@@ -64,11 +64,11 @@ fn installs_everything_and_starts_nothing(machine: &Machine) {
         machine.run(&format!("/usr/bin/{program} --version"));
     }
     assert!(!machine.output("recruiter dev --version").0, "recruiter-dev is no part of the package");
-    for unit in ["recruiter.target", SERVICES[0], SERVICES[1], SERVICES[2]] {
+    for unit in ["recruiter.target", SERVICES[0], SERVICES[1], SERVICES[2], WEB] {
         assert_eq!(machine.show(unit, "ActiveState,UnitFileState"), "inactive disabled", "{unit}");
     }
     // With the man pages that the units name.
-    let units = ["recruiter.target", "recruiter.service", "recruiter-cleaner.service", "recruiter-worker@.service"];
+    let units = ["recruiter.target", "recruiter.service", "recruiter-cleaner.service", "recruiter-worker@.service", WEB];
     let paths = units.map(|unit| format!("/usr/lib/systemd/system/{unit}")).join(" ");
     assert_eq!(machine.run(&format!("systemd-analyze verify {paths}")), "");
     let of = |path: &str| machine.run(&format!("stat -c '%U:%G %a' {path}"));

@@ -8,7 +8,7 @@ use bson::doc;
 use recruiter_common::NewJob;
 use recruiter_tests::{
     local::store,
-    machine::{Machine, PROGRAMS, SERVICES, archived, enqueue, install_commands, workspace},
+    machine::{Machine, PROGRAMS, SERVICES, WEB, archived, enqueue, install_commands, workspace},
     mongo::TestDatabase,
     processes::binary,
     tls::{Authority, between, section},
@@ -28,6 +28,7 @@ fn systemd_understands_every_line() {
         .arg(format!("--root={}", root.path().display()))
         .arg("recruiter.target")
         .args(SERVICES)
+        .arg(WEB)
         .output()
         .expect("systemd-analyze runs");
     // A key that it does not know is a warning only.
@@ -38,7 +39,7 @@ fn systemd_understands_every_line() {
 #[test]
 fn services_stay_as_tight_as_they_are() {
     let root = root_with_units();
-    for service in SERVICES {
+    for service in SERVICES.into_iter().chain([WEB]) {
         let analysed = Command::new("systemd-analyze")
             .args(["security", "--offline=true", "--no-pager", EXPOSURE, service])
             .arg(format!("--root={}", root.path().display()))
@@ -75,6 +76,14 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     machine.run("test -S /run/recruiter/hints-*.sock");
     wait_until(SOON, "the worker is connected to the recruiter", async || database.tails().await == 0).await;
 
+    machine.run(&format!("echo RECRUITER_WEB_LISTEN=127.0.0.1:0 >>/etc/recruiter/recruiter.env && systemctl start {WEB}"));
+    let status = machine.show(WEB, "StatusText");
+    let at = status.strip_prefix("serving ").unwrap_or_else(|| panic!("{status}"));
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let listed = client.get(format!("{at}/jobs?class=checksum")).send().await.expect("it serves");
+    let listed = listed.text().await.expect("it answers");
+    assert!(listed.starts_with("{\"jobs\":["), "{listed}");
+
     // Relative paths start at the file, and a home to write to is there all the same.
     for class in ["here", "files"] {
         enqueue(&database, class, "{}", &[]).await;
@@ -110,7 +119,7 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     assert_eq!(machine.show(SERVICES[2], "LimitNOFILE"), "65536");
 
     machine.run("systemctl stop recruiter.target");
-    for service in SERVICES {
+    for service in SERVICES.into_iter().chain([WEB]) {
         // The target does not wait for its parts.
         wait_until(SOON, service, async || machine.show(service, "ActiveState") == "inactive").await;
         assert_eq!(machine.show(service, "Result,ExecMainStatus"), "success 0", "{service}");
@@ -161,7 +170,7 @@ fn root_with_units() -> TempDir {
     let (units, programs) = (root.path().join("etc/systemd/system"), root.path().join("usr/bin"));
     fs::create_dir_all(&units).expect("a directory");
     fs::create_dir_all(&programs).expect("a directory");
-    for unit in ["recruiter.target", "recruiter.service", "recruiter-cleaner.service", "recruiter-worker@.service"] {
+    for unit in ["recruiter.target", "recruiter.service", "recruiter-cleaner.service", "recruiter-worker@.service", WEB] {
         fs::copy(workspace().join("systemd").join(unit), units.join(unit)).expect("the unit is there");
     }
     for target in ["sysinit", "basic", "shutdown", "network-online", "multi-user"] {

@@ -57,6 +57,7 @@
 //! | `registry` | the classes of a worker |
 //! | `config` | settings |
 //! | `process`, `no_process` | flags, and a worker as a process; without the feature a compiler error that names it |
+//! | `handed` | jobs that clients of the process execute, for servers of other protocols |
 //! | `generations` | the workers of a process that reads its settings again |
 //! | `engine` | takes jobs, runs them, records their outcomes |
 //! | `programs` | the stock worker's workables |
@@ -74,6 +75,7 @@ mod engine;
 mod event;
 #[cfg(feature = "process")]
 mod generations;
+mod handed;
 mod hooks;
 mod layer;
 #[cfg(not(feature = "process"))]
@@ -121,6 +123,7 @@ pub use crate::{
     context::{CheckpointError, Context, ForTests, Item},
     engine::Ran,
     event::WorkerEvent,
+    handed::{EndOf, HandedJob, Places, TooLate},
     layer::{Layer, Next, Success},
     optimistic::{Attempted, Optimistic},
     outcome::{Continuation, MOST_CONTINUATIONS, NotDone, OrNotDone},
@@ -131,6 +134,7 @@ pub use crate::{
 use crate::{
     engine::{dependencies::Dependencies, memory, meters::Meters, outliving::Outliving, source::Source},
     event::Listener,
+    handed::HandsOut,
     layer::Layers,
     registry::{Asynchronous, Blocking, Registry},
     threads::Threads,
@@ -151,6 +155,8 @@ pub struct Worker {
     policies: RetryPolicies,
     layers: Layers,
     listener: Option<Arc<Listener>>,
+    /// Where clients wait for its jobs, if it hands them out.
+    places: Option<Places>,
     /// Files of a running program; 0 if there are no programs.
     #[cfg(feature = "process")]
     files_of_a_program: u64,
@@ -240,6 +246,35 @@ impl Worker {
         Ok(self)
     }
 
+    /// A worker that executes nothing itself: clients of this process take its jobs from `places`, for example over another protocol. It has as
+    /// many free slots as clients wait there. Classes that are registered besides have no slots of their own.
+    ///
+    /// ```
+    /// use recruiter_worker::{Places, Worker, bson::Bson};
+    ///
+    /// async fn serve(places: Places) {
+    ///     let job = places.next().await;
+    ///     println!("{} {}", job.context().class(), job.parameters());
+    ///     if let Err(too_late) = job.end(Ok(Bson::from("sent"))).await {
+    ///         println!("{too_late}");
+    ///     }
+    /// }
+    ///
+    /// let places = Places::default();
+    /// let worker = Worker::handing_out(["mail", "sms"], &places)?;
+    /// # Ok::<(), recruiter_worker::InvalidClass>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When a class is named twice, and when no job can have it: see [`InvalidClass`].
+    pub fn handing_out(classes: impl IntoIterator<Item = impl AsRef<str>>, places: &Places) -> Result<Self, InvalidClass> {
+        let mut worker = Self { places: Some(places.clone()), ..Self::default() };
+        for class in classes {
+            worker.registry.add(class.as_ref(), Arc::new(HandsOut(places.clone())))?;
+        }
+        Ok(worker)
+    }
+
     /// Runs at most this many jobs of a class at a time in this process. The other slots are for other classes.
     ///
     /// A limit over all processes is a resource: see [`common::limits`].
@@ -327,7 +362,8 @@ impl Worker {
             connected = Store::connect(connect.into(), "recruiter-worker") => Arc::new(connected?),
             () = shutdown.requested() => return Ok(Ended::Stopped),
         };
-        self.run_over(store, config, shutdown, Notifier::Silent, Source::Roster).await
+        let source = self.places.clone().map_or(Source::Roster, Source::Clients);
+        self.run_over(store, config, shutdown, Notifier::Silent, source).await
     }
 
     /// Checks that this worker can run with these settings.

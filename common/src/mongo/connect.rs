@@ -433,6 +433,7 @@ impl Client {
             events: collection("events"),
             messages: collection("messages"),
             consumers: collection("consumers"),
+            audit: collection("audit"),
             payloads: database.gridfs_bucket(GridFsBucketOptions::builder().bucket_name(format!("{prefix}{BUCKET}")).build()),
             payload_files: collection("payloads.files"),
             payload_chunks: collection("payloads.chunks"),

@@ -114,6 +114,7 @@ pub struct Client {
     pub(crate) events: Collection<Document>,
     pub(crate) messages: Collection<Document>,
     pub(crate) consumers: Collection<Document>,
+    pub(crate) audit: Collection<Document>,
     pub(crate) payloads: GridFsBucket,
     pub(crate) payload_files: Collection<Document>,
     pub(crate) payload_chunks: Collection<Document>,

@@ -10,9 +10,11 @@
 //! | `presence` | the leading recruiter and the workers, for display |
 //! | `workers`, `wanted` | quiet, resume and stop workers |
 //! | `redaction` | what is not shown of the jobs of some classes |
+//! | `audit` | what was done through `recruiter web` |
 //! | `cleaners` | which cleaners run, and how long they keep jobs |
 //! | `doctor` | what is wrong with an installation, and what to do |
 
+pub(crate) mod audit;
 pub(crate) mod cleaners;
 pub mod control;
 pub(crate) mod doctor;

@@ -5,6 +5,8 @@ mod early;
 #[cfg(feature = "process")]
 pub mod exit;
 #[cfg(feature = "process")]
+pub mod http;
+#[cfg(feature = "process")]
 mod journal;
 #[cfg(feature = "process")]
 pub mod logging;

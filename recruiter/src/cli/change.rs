@@ -14,7 +14,7 @@ use clap::{Args, builder::BoolishValueParser};
 use indicatif::ProgressBar;
 use recruiter_common::{
     JobFilter,
-    control::{Alteration, Change, Changed, Refusal, Report},
+    control::{Alteration, Change, Changed, Report},
     exit::Exit,
     ids::JobId,
     instant::{Instant, later},
@@ -23,16 +23,19 @@ use recruiter_common::{
     spec::{duration_of_text, id_of_text, instant_of_text},
     store::{ConnectArgs, Store},
 };
-use serde::Serialize;
 use serde_json::json;
 
 use super::{
     connected_to_change,
     exit::usage,
-    filter::{FilterArgs, check_reason},
-    output::{Format, moment, printable, progress},
+    filter::check_reason,
+    output::{Format, printable, progress},
     presence::{Needs, STORED, warn_of_unmet},
     view::{dry, json_line, line, or_dash},
+};
+use crate::views::{
+    filter::FilterArgs,
+    outcome::{Outcome, Process, message},
 };
 
 /// Maximum number of unchanged jobs that are listed by id. All of them are counted.
@@ -236,7 +239,7 @@ async fn change_named(args: &ChangeArgs, change: &Change, store: &Store, out: &m
         let failed = matches!(changed, Changed::Refused(_));
         refused += usize::from(failed);
         written.extend(may_lack_a_worker(job, &changed).filter(|_| !args.dry_run));
-        Outcome::of(job, &changed, args.dry_run).write(out, args.format, failed)?;
+        write_outcome(&Outcome::of(job, &changed, args.dry_run), out, args.format, failed)?;
     }
     warn_of_unmet(store, &Needs::of_stored(store, &written).await).await;
     match refused {
@@ -340,61 +343,13 @@ fn summary(change: &Change, report: &Report) -> String {
     if parts.is_empty() { format!("no matching job can be {}", participle(change)) } else { parts.join(", ") }
 }
 
-/// What a change has done to one job or worker.
-#[derive(Serialize)]
-pub(super) struct Outcome {
-    pub(super) id: String,
-    #[serde(flatten)]
-    pub(super) process: Option<Process>,
-    pub(super) outcome: &'static str,
-    pub(super) message: String,
-    pub(super) dry_run: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) new_id: Option<String>,
-}
-
-/// The process of a worker.
-#[derive(Serialize)]
-pub(super) struct Process {
-    pub(super) hostname: String,
-    pub(super) pid: Option<i64>,
-}
-
-impl Outcome {
-    fn of(job: JobId, changed: &Changed, dry_run: bool) -> Self {
-        let new_id = if let Changed::EnqueuedAgain { new, .. } = changed { new.map(|new| new.to_string()) } else { None };
-        Self { id: job.to_string(), process: None, outcome: changed.word(), message: message(changed, dry_run), dry_run, new_id }
+/// Writes what a change has done. People read a refusal on standard error.
+pub(super) fn write_outcome(outcome: &Outcome, out: &mut impl Write, format: Format, is_refused: bool) -> std::io::Result<()> {
+    let Outcome { id, process, message, dry_run, .. } = outcome;
+    if is_refused && !format.json {
+        out.flush()?;
+        return writeln!(std::io::stderr(), "{id}: {message}");
     }
-
-    /// Writes a line. People read a refusal on standard error.
-    pub(super) fn write(&self, out: &mut impl Write, format: Format, is_refused: bool) -> std::io::Result<()> {
-        let Self { id, process, message, dry_run, .. } = self;
-        if is_refused && !format.json {
-            out.flush()?;
-            return writeln!(std::io::stderr(), "{id}: {message}");
-        }
-        let process = process.as_ref().map(|Process { hostname, pid }| format!(" ({}:{})", printable(hostname, 64), or_dash(*pid)));
-        line(out, format, self, format_args!("{id}{}: {}{message}", process.unwrap_or_default(), dry(*dry_run)))
-    }
-}
-
-/// The outcome of one job, as a sentence.
-pub(super) fn message(changed: &Changed, dry_run: bool) -> String {
-    let by = |done: &str, would: &str| if dry_run { would.to_owned() } else { done.to_owned() };
-    match changed {
-        Changed::EnqueuedAgain { new: Some(new), why } => {
-            format!("was archived as {}, enqueued again as {new}", printable(why.as_str(), 80))
-        }
-        Changed::EnqueuedAgain { new: None, why } => format!("was archived as {}, would be enqueued again", printable(why.as_str(), 80)),
-        Changed::DueNow { instead_of } => format!("{} now instead of {}", by("due", "would be due"), moment(*instead_of)),
-        Changed::AlreadyDue { since } => format!("has already been due since {}", moment(*since)),
-        Changed::Altered => by("changed", "would be changed"),
-        Changed::Unchanged => "has these values already".into(),
-        Changed::Cancelled => by("was not running; archived as cancelled", "is not running; would be archived as cancelled"),
-        Changed::CancelRequested => by("is running; cancellation requested", "is running; its cancellation would be requested"),
-        Changed::Deleted => by("deleted", "would be deleted"),
-        Changed::Meanwhile => "changed in the meantime; skipped".into(),
-        Changed::Refused(refusal @ Refusal::RetriedBefore { .. }) => format!("{refusal}; --again enqueues it once more"),
-        Changed::Refused(refusal) => printable(&refusal.to_string(), 400),
-    }
+    let process = process.as_ref().map(|Process { hostname, pid }| format!(" ({}:{})", printable(hostname, 64), or_dash(*pid)));
+    line(out, format, outcome, format_args!("{id}{}: {}{message}", process.unwrap_or_default(), dry(*dry_run)))
 }

@@ -17,11 +17,11 @@ use serde::Serialize;
 use super::{
     connected,
     exit::usage,
-    filter::{When, when_of_text},
     output::{Format, printable},
     presence::{Needs, warn_of_unmet},
     view::{Row, View, left, line, outcome, print, right, texts},
 };
+use crate::views::filter::{When, when_of_text};
 
 pub(super) const EXAMPLES: &str = "\
 Each message becomes one job, which one worker runs. Its parameters are those of the job, and

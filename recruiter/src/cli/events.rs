@@ -12,11 +12,11 @@ use recruiter_common::{
 use serde_json::json;
 
 use super::{
-    filter::{When, when_of_text},
     output::{Format, moment, printable, reader_gone},
     redaction::Reveal,
     view::{document_line, json_line},
 };
+use crate::views::filter::{When, when_of_text};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

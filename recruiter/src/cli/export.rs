@@ -13,10 +13,11 @@ use recruiter_common::{
 
 use super::{
     exit::usage,
-    filter::{FilterArgs, check_reason},
+    filter::check_reason,
     output::{is_closed, printable},
     redaction::Reveal,
 };
+use crate::views::filter::FilterArgs;
 
 /// Maximum number of jobs without a line that are named. All of them are counted.
 const NAMED: u64 = 20;

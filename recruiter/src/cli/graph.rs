@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     io::{Read as _, Write},
-    ops::Not,
     path::PathBuf,
     time::Duration,
 };
@@ -23,18 +22,20 @@ use recruiter_common::{
     telemetry::chain,
     wait::WaitError,
 };
-use serde::Serialize;
 use serde_json::json;
 
 use super::{
-    change::message,
     connected,
     exit::{unreadable, usage},
     output::{Format, printable},
     presence::{Needs, warn_of_unmet},
     redaction::Reveal,
     retries::unknown_policies,
-    view::{Row, View, left, line, or_dash, print, texts},
+    view::{Row, View, left, line, or_dash, print},
+};
+use crate::views::{
+    graph::{Failure, Listed, Parent, nothing_changed, unknown},
+    outcome::message,
 };
 
 pub(super) const ENQUEUE_EXAMPLES: &str = "\
@@ -180,7 +181,7 @@ async fn jobs_of(store: &Store, id: GraphId) -> anyhow::Result<Vec<GraphJob>> {
 
 fn found(id: GraphId, jobs: Vec<GraphJob>) -> anyhow::Result<Vec<GraphJob>> {
     match jobs {
-        jobs if jobs.is_empty() => Err(anyhow!("no job is part of the graph {id}, neither in `scheduled` nor in `archived`")),
+        jobs if jobs.is_empty() => Err(anyhow!(unknown(id))),
         jobs => Ok(jobs),
     }
 }
@@ -238,61 +239,6 @@ fn list(jobs: &[GraphJob], format: Format, redaction: &Redaction, out: &mut impl
 
 /// Maximum number of parents that are named in a line.
 const NAMED: usize = 3;
-
-/// A job of a graph.
-#[derive(Serialize)]
-struct Listed {
-    id: String,
-    class: String,
-    group: String,
-    state: &'static str,
-    waits_for: Vec<Parent>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    continued_as: Vec<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recovered_from: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retried_as: Option<String>,
-    #[serde(skip_serializing_if = "Not::not")]
-    retrying: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
-}
-
-/// A job that another one waits for.
-#[derive(Serialize)]
-struct Parent {
-    job: String,
-    when: &'static str,
-}
-
-#[derive(Serialize)]
-struct Failure {
-    class: String,
-    message: String,
-}
-
-impl Listed {
-    fn of(job: GraphJob, redaction: &Redaction) -> Self {
-        let shown = |message: String| redaction.text(&job.class, &message).to_owned();
-        let error = job.failure.map(|(class, message)| Failure { class, message: shown(message) });
-        Self {
-            id: job.id.to_string(),
-            class: job.class,
-            group: job.group,
-            state: job.state.word(),
-            waits_for: job.waits_for.iter().map(|edge| Parent { job: edge.job.to_string(), when: edge.when.word() }).collect(),
-            why: job.why,
-            continued_as: texts(&job.continued_as),
-            recovered_from: job.recovered_from.map(|old| old.to_string()),
-            retried_as: job.retried_as.map(|new| new.to_string()),
-            retrying: job.is_retrying,
-            error,
-        }
-    }
-}
 
 impl View for Listed {
     fn row(self) -> Row {
@@ -392,13 +338,7 @@ async fn change(args: ChangeArgs, is_cancel: bool, connect: &ConnectArgs, out: &
         line(out, args.format, &view, format_args!("{job}: {}", message(change, args.dry_run)))?;
     }
     if changed.is_empty() && !args.format.json {
-        let nothing = match (is_cancel, is_retrying, args.dry_run) {
-            (true, true, false) => "the rest of its retry is given up; all its jobs are finished",
-            (true, true, true) => "the rest of its retry would be given up; all its jobs are finished",
-            (true, false, _) => "nothing to cancel: all jobs are finished",
-            (false, ..) => "nothing to retry: no job has failed, or it was retried before",
-        };
-        writeln!(out, "{nothing}")?;
+        writeln!(out, "{}", nothing_changed(is_cancel, is_retrying, args.dry_run))?;
     }
     out.flush()?;
     warn_of_unmet(&store, &Needs::of_stored(&store, &written).await).await;

@@ -1,29 +1,26 @@
 //! `recruiter groups`: lists and changes the settings of groups.
 
-use std::{collections::BTreeMap, io::Write, str::FromStr, time::Duration};
+use std::{io::Write, str::FromStr, time::Duration};
 
 use clap::{ArgGroup, Args, Subcommand};
 use recruiter_common::{
     flags::name_of_text,
-    limits::{self, GroupSettings, MaintenanceWindow, Settings},
-    store::{ConnectArgs, Store, group_of_resource},
+    limits::{self, MaintenanceWindow},
+    store::{ConnectArgs, Store},
 };
-use serde::Serialize;
 use serde_json::json;
 
 use super::{
     exit::usage,
     limits::{name_invalid, refused},
     output::{Format, printable},
-    view::{Row, View, json_line, left, or_dash, print, right, texts},
+    view::{Row, View, json_line, left, or_dash, print, right},
     why,
 };
+use crate::views::groups::Group;
 
 /// In place of a value: removes the setting.
 const UNSET: &str = "unset";
-/// Maximum number of waiting jobs that are counted in a group without a limit.
-const COUNTED: u64 = 100_000;
-
 pub(super) const SET_EXAMPLES: &str = "\
 Examples:
   recruiter groups set mail --most-waiting 10000
@@ -115,51 +112,9 @@ pub(super) async fn run(command: GroupsCommand, connect: &ConnectArgs, out: &mut
     }
 }
 
-/// A group, with its settings.
-#[derive(Serialize)]
-struct Group {
-    name: String,
-    most_waiting: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    capacity: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    rate: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    weight: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ageing: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    maintenance: Vec<String>,
-    /// The number of waiting jobs, if they were counted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    waiting: Option<u64>,
-}
-
-impl Group {
-    /// The groups that have settings.
-    async fn all(store: &Store) -> anyhow::Result<Vec<Self>> {
-        let Settings { mut groups, invalid, .. } = store.settings().await?;
-        name_invalid(invalid.iter().filter(|name| group_of_resource(name).is_some()))?;
-        groups.retain(|_, settings| *settings != GroupSettings::default());
-        let most = store.group_backlogs().await?.into_iter().filter_map(|backlog| Some((backlog.group, backlog.most_waiting?)));
-        let most: BTreeMap<String, u64> = most.collect();
-        for name in most.keys() {
-            groups.entry(name.clone()).or_default();
-        }
-        Ok(groups.into_iter().map(|(name, settings)| Self::of(most.get(&name).copied(), name, settings)).collect())
-    }
-
-    fn of(most_waiting: Option<u64>, name: String, settings: GroupSettings) -> Self {
-        let GroupSettings { limit, weight, ageing, maintenance, .. } = settings;
-        let rate = limit.rate.map(|rate| rate.to_string());
-        let ageing = ageing.map(|ageing| humantime::format_duration(ageing).to_string());
-        Self { name, most_waiting, capacity: limit.capacity, rate, weight, ageing, maintenance: texts(&maintenance), waiting: None }
-    }
-}
-
 impl View for Group {
     fn row(self) -> Row {
-        let Self { name, most_waiting, capacity, rate: _, weight, ageing, maintenance, waiting } = self;
+        let Self { name, most_waiting, capacity, weight, ageing, maintenance, waiting, .. } = self;
         let windows = Some(maintenance.join("; ")).filter(|windows| !windows.is_empty());
         Row::from([
             left("GROUP", printable(&name, 60)),
@@ -175,11 +130,8 @@ impl View for Group {
 
 async fn list(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter groups").await?;
-    let mut groups = Group::all(&store).await?;
-    for group in &mut groups {
-        let counted = group.most_waiting.map_or(COUNTED, |most| most.saturating_add(1));
-        group.waiting = Some(store.waiting_in(&group.name, counted).await?);
-    }
+    let (groups, invalid) = Group::all_counted(&store).await?;
+    name_invalid(invalid.iter())?;
     Ok(print(out, format, "no group has settings", groups)?)
 }
 
@@ -224,7 +176,7 @@ async fn set(args: SetArgs, connect: &ConnectArgs, out: &mut impl Write) -> anyh
         });
     }
     if args.format.json {
-        let group = Group::all(&store).await?.into_iter().find(|group| group.name == args.group);
+        let group = Group::find(&store, &args.group).await?;
         return Ok(match group {
             Some(group) => json_line(out, &group),
             None => json_line(out, &json!({ "name": args.group })),

@@ -5,7 +5,7 @@ use std::{io::Write, time::Duration};
 
 use anstyle::AnsiColor;
 use anyhow::anyhow;
-use bson::{Bson, Document, RawDocumentBuf};
+use bson::{Bson, Document};
 use clap::{Args, Subcommand};
 use recruiter_common::{
     Page, Reason,
@@ -14,7 +14,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{
-        CorruptJob, Execution, FinishReason, Job, JobProgress, JobState, Settings, Stage, StoredPolicy,
+        Execution, FinishReason, Job, JobProgress, JobState, Settings, Stage, StoredPolicy,
         bundle::{failure_of, is_done},
         notes::{CHECKPOINT, Log, LogLine},
     },
@@ -29,19 +29,21 @@ use super::{
     change::{self, ALTER_EXAMPLES, CANCEL_EXAMPLES, ChangeArgs, DELETE_EXAMPLES, Intent, NewValues, RETRY_EXAMPLES},
     exit::{or_stopped, usage},
     export::{self, EXPORT_EXAMPLES, ExportArgs},
-    filter::{FilterArgs, check_reason},
+    filter::check_reason,
     output::{Format, apart, briefly_apart, moment, printable},
     redaction::Reveal,
     revise::NewContent,
-    view::{Row, Stored, document_line, extended, fields, id_in, json_line, left, or_dash, print, right, with_state},
+    view::{Row, Stored, document_line, fields, id_in, json_line, left, or_dash, print, right},
     wait::until_ended,
-    why::why_to_document,
+};
+use crate::views::{
+    extended,
+    filter::FilterArgs,
+    job::{MALFORMED, Read, to_json, why_to_document},
 };
 
 /// Width of the names of fields, in characters.
 const NAMES: usize = 12;
-/// The state of a document that is not a job.
-const MALFORMED: &str = "malformed";
 
 const LIST_EXAMPLES: &str = "\
 Examples:
@@ -187,7 +189,7 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
     if is_empty && !format.json {
         writeln!(std::io::stderr(), "no job matches")?;
     } else {
-        print(out, format, "", listed.jobs.into_iter().map(|job| view(redaction.job(job).try_into(), now)))?;
+        print(out, format, "", listed.jobs.into_iter().map(|job| view(&redaction.job(job).try_into(), now)))?;
     }
     out.flush()?;
     if let Some(last) = last.filter(|_| listed.more) {
@@ -197,19 +199,11 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
 }
 
 /// A job, or a document that is none.
-fn view(job: Result<Job, (RawDocumentBuf, CorruptJob)>, now: Instant) -> Stored {
-    let (document, [id, state, class, group, priority, starts, when], colour, below) = match job {
-        Ok(job) => {
-            let (texts, colour, below) = texts_of_job(&job, now);
-            (lossy(&job.document), texts, colour, below)
-        }
-        Err((document, error)) => {
-            let document = lossy(&document);
-            let texts = texts_of_malformed(&document);
-            (document, texts, Some(AnsiColor::Red), Some(printable(&error.to_string(), 400)))
-        }
+fn view(job: &Read, now: Instant) -> Stored {
+    let ([id, state, class, group, priority, starts, when], colour, below) = match job {
+        Ok(job) => texts_of_job(job, now),
+        Err((document, error)) => (texts_of_malformed(&lossy(document)), Some(AnsiColor::Red), Some(printable(&error.to_string(), 400))),
     };
-    let document = with_state(document, &state);
     let cells = [
         left("ID", id),
         left("STATE", state).coloured(colour),
@@ -219,7 +213,7 @@ fn view(job: Result<Job, (RawDocumentBuf, CorruptJob)>, now: Instant) -> Stored 
         right("STARTS", starts),
         left("WHEN", when),
     ];
-    Stored { document, row: Row::from(cells).below(below) }
+    Stored { document: to_json(job, now), row: Row::from(cells).below(below) }
 }
 
 /// The fields that can be read.
@@ -314,9 +308,9 @@ async fn show(id: JobId, format: Format, reveal: Reveal, connect: &ConnectArgs, 
     let document = reveal.of(&store).await?.job(stored.document);
     let (job, now) = (Job::try_from(document), store.now());
     if format.json {
-        let mut view = view(job, now);
-        view.document["held"] = held.as_ref().map(why_to_document).map_or(Value::Null, extended);
-        return Ok(json_line(out, &view)?);
+        let mut shown = to_json(&job, now);
+        shown["held"] = held.as_ref().map(why_to_document).map_or(Value::Null, extended);
+        return Ok(json_line(out, &shown)?);
     }
     match job {
         Ok(job) => {
@@ -582,7 +576,7 @@ mod tests {
     }
 
     fn listed(width: usize, documents: Vec<Document>) -> String {
-        let jobs = documents.iter().map(|job| view(RawDocumentBuf::try_from(job).unwrap().try_into(), Instant::UNIX_EPOCH).row);
+        let jobs = documents.iter().map(|job| view(&bson::RawDocumentBuf::try_from(job).unwrap().try_into(), Instant::UNIX_EPOCH).row);
         let mut out = Vec::new();
         table(&mut out, Screen { width, colours: false }, &jobs.collect::<Vec<_>>()).unwrap();
         String::from_utf8(out).unwrap()

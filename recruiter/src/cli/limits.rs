@@ -1,30 +1,26 @@
 //! `recruiter limits`: lists, sets and removes the limits of resources. `recruiter pause`, `resume` and `pauses`: the pauses.
 
-use std::{collections::HashMap, io::Write};
+use std::io::Write;
 
 use anyhow::anyhow;
-use bson::{Document, doc};
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     flags::{name_of_text, variable},
-    instant::Instant,
-    limits::{LARGEST_CAP, LARGEST_CAPACITY, Limit, Pause, Paused, Rate, SettingError, Settings, check_limit_name},
-    store::{ConnectArgs, PermitHolder, Store, group_of_resource, paused_by, resource_and_number, resource_of_group},
+    limits::{LARGEST_CAP, LARGEST_CAPACITY, Limit, Paused, Rate, SettingError, check_limit_name},
+    store::{ConnectArgs, PermitHolder, Store, group_of_resource, paused_by},
 };
-use serde::Serialize;
-use serde_json::Value;
 
 use super::{
     connected,
     exit::usage,
     output::{Format, printable},
-    view::{Row, View, date, extended, json_line, left, line, or_dash, outcome, print, right, texts},
+    view::{Row, View, json_line, left, line, or_dash, print, right},
 };
-
-/// Maximum number of jobs, and of permits of each worker, that are shown.
-const HOLDERS: usize = 50;
-/// Maximum number of paused lines shown.
-const LINES: i64 = 1_000;
+use crate::views::{
+    self,
+    limits::{HOLDERS, LINES, ListedLimit, ListedPause, ShownLimit, all, described, no_limit, paused_of_text},
+    outcome_of as outcome,
+};
 
 #[derive(Subcommand, Clone, Debug)]
 pub(super) enum LimitsCommand {
@@ -123,7 +119,7 @@ pub(super) async fn run(command: LimitsCommand, connect: &ConnectArgs, out: &mut
         LimitsCommand::Remove { name, dry_run, format } => {
             let store = connected(connect, "recruiter limits", dry_run).await?;
             let limit = all(&store.settings().await?).find(|(other, _)| *other == name).map(|(_, limit)| limit);
-            let Some(limit) = limit else { return Err(anyhow!("{} has no limit", printable(&name, 256))) };
+            let Some(limit) = limit else { return Err(anyhow!(no_limit(printable(&name, 256)))) };
             let text = if dry_run {
                 format!("would remove the limit of {}: {}", printable(&name, 256), described(limit))
             } else {
@@ -140,30 +136,13 @@ pub(super) fn refused(error: SettingError) -> anyhow::Error {
     if let SettingError::Invalid(problem) = error { usage(problem) } else { error.into() }
 }
 
-/// A limit in words.
-pub(super) fn described(limit: Limit) -> String {
-    let capacity = limit.capacity.map(|capacity| format!("at most {capacity} at a time"));
-    let rate = limit.rate.map(|rate| format!("at most {rate}"));
-    capacity.into_iter().chain(rate).collect::<Vec<_>>().join(", ")
-}
-
 fn and_waiting(most: Option<u64>) -> String {
     most.map_or_else(String::new, |most| format!(", and at most {most} jobs may wait"))
 }
 
-/// The limits of resources and of groups, by the name of their permits.
-fn all(settings: &Settings) -> impl Iterator<Item = (String, Limit)> {
-    let groups = settings.groups.iter().filter(|(_, group)| group.limit != Limit::default());
-    let groups = groups.map(|(name, group)| (resource_of_group(name), group.limit));
-    settings.limits.iter().map(|(name, limit)| (name.clone(), *limit)).chain(groups)
-}
-
 async fn list(store: &Store, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let (settings, holders) = (store.settings().await?, store.permit_holders().await?);
-    let waiting = store.limit_backlogs().await?.into_iter().filter_map(|(name, most)| Some((name, most?)));
-    let waiting: HashMap<String, u64> = waiting.collect();
-    name_invalid(settings.invalid.iter())?;
-    let limits = all(&settings).map(|(name, limit)| ListedLimit::of(&name, Some(limit), waiting.get(&name).copied(), &holders));
+    let (limits, invalid) = ListedLimit::all(store).await?;
+    name_invalid(invalid.iter())?;
     Ok(print(out, format, "no resource has a limit", limits)?)
 }
 
@@ -176,35 +155,9 @@ pub(super) fn name_invalid<'a>(names: impl Iterator<Item = &'a String>) -> std::
     Ok(())
 }
 
-/// The limit of a resource or group.
-#[derive(Serialize)]
-struct ListedLimit {
-    name: String,
-    /// Only asked for by name, it may have no limit.
-    is_defined: bool,
-    capacity: Option<u32>,
-    rate: Option<String>,
-    in_use: usize,
-    most_waiting: Option<u64>,
-    /// Not in lists.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    holders: Option<Value>,
-}
-
-impl ListedLimit {
-    fn of(name: &str, limit: Option<Limit>, most_waiting: Option<u64>, holders: &[PermitHolder]) -> Self {
-        let is_of = |resource: &str| name.strip_suffix('*').map_or(resource == name, |prefix| resource.starts_with(prefix));
-        let permits = holders.iter().flat_map(|holder| &holder.permits);
-        let in_use = permits.filter_map(|permit| resource_and_number(permit)).filter(|(resource, _)| is_of(resource)).count();
-        let Limit { capacity, rate, .. } = limit.unwrap_or_default();
-        let rate = rate.map(|rate| rate.to_string());
-        Self { name: name.into(), is_defined: limit.is_some(), capacity, rate, in_use, most_waiting, holders: None }
-    }
-}
-
 impl View for ListedLimit {
     fn row(self) -> Row {
-        let Self { name, is_defined: _, capacity, rate, in_use, most_waiting, holders: _ } = self;
+        let Self { name, capacity, rate, in_use, most_waiting, .. } = self;
         Row::from([
             left("NAME", printable(&name, 80)).cut_to(10),
             right("CAPACITY", or_dash(capacity)),
@@ -216,25 +169,15 @@ impl View for ListedLimit {
 }
 
 async fn show(store: &Store, name: &str, format: Format, out: &mut impl Write) -> anyhow::Result<()> {
-    let settings = store.settings().await?;
-    let limit = all(&settings).find(|(other, _)| other == name).map(|(_, limit)| limit).or_else(|| settings.limit_of(name));
-    let holders = store.holders_of_resource(name, HOLDERS).await?;
-    let most_waiting = store.limit_backlogs().await?.into_iter().find(|(other, _)| other == name).and_then(|(_, most)| most);
+    let shown = ShownLimit::read(store, name).await?;
     if format.json {
-        let listed = ListedLimit::of(name, limit, most_waiting, &store.permit_holders().await?);
-        let holders: Vec<Document> = holders.iter().map(holder_to_document).collect();
-        return Ok(json_line(out, &ListedLimit { holders: Some(extended(holders)), ..listed })?);
+        return Ok(json_line(out, &shown.to_view(store).await?)?);
     }
-    match limit {
-        Some(limit) => writeln!(out, "{}: {}{}", printable(name, 256), described(limit), and_waiting(most_waiting))?,
+    match shown.limit {
+        Some(limit) => writeln!(out, "{}: {}{}", printable(name, 256), described(limit), and_waiting(shown.most_waiting))?,
         None => writeln!(out, "{} has no limit: jobs that name it wait; see `recruiter limits set --help`", printable(name, 256))?,
     }
-    write_holders(&holders, out)
-}
-
-/// A worker that holds permits, for programs.
-pub(super) fn holder_to_document(holder: &PermitHolder) -> Document {
-    doc! { "worker": holder.worker.to_string(), "permits": &holder.permits, "jobs": texts(&holder.jobs) }
+    write_holders(&shown.holders, out)
 }
 
 /// Writes which workers hold permits, and for which jobs.
@@ -267,17 +210,6 @@ pub(super) async fn pause(args: PauseArgs, connect: &ConnectArgs, out: &mut impl
         format!("{shown} was paused before; `recruiter pauses` shows by whom")
     };
     Ok(line(out, format, &outcome(&name, done, false), text)?)
-}
-
-/// A group or class with a blank at its end has no jobs, so its pause would pause nothing. The key of a line may have one.
-fn paused_of_text(text: &str) -> Result<Paused, String> {
-    let text = text.trim_start();
-    let text = if text.starts_with("line:") { text.trim_end_matches(char::is_control) } else { text.trim_end() };
-    let paused = text.parse::<Paused>().map_err(|problem| problem.to_string())?;
-    match &paused {
-        Paused::Group(name) | Paused::Class(name) if name.trim() != name => Err(format!("{name:?} begins with a blank: remove it")),
-        Paused::Everything | Paused::Group(_) | Paused::Class(_) | Paused::Line(_) => Ok(paused),
-    }
 }
 
 /// What to resume: exactly what is given, if that is paused. A failed job may have halted a line whose key ends in a line break.
@@ -314,37 +246,24 @@ pub(super) async fn resume(args: ResumeArgs, connect: &ConnectArgs, out: &mut im
     Ok(line(out, args.format, &outcome(&name, done, false), text)?)
 }
 
-/// A pause.
-#[derive(Serialize)]
-struct ListedPause {
-    name: String,
-    by: String,
-    reason: Option<String>,
-    #[serde(serialize_with = "date")]
-    at: Option<Instant>,
-}
-
 /// Lists the pauses.
 pub(super) async fn pauses(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter pauses").await?;
-    let Settings { pauses, invalid_pauses, .. } = store.settings().await?;
-    for name in &invalid_pauses {
+    let (pauses, invalid) = views::limits::pauses(&store).await?;
+    for name in &invalid {
         let (name, known) = (printable(name, 256), "everything, group:NAME, class:NAME or line:KEY");
         writeln!(
             std::io::stderr(),
             "the document {name} in `pauses` pauses nothing: its `_id` must be {known}; delete it, or pause again"
         )?;
     }
-    let pauses = pauses.into_iter();
-    let pauses: Vec<(Paused, Pause)> = pauses.chain(store.pauses_of_lines(LINES).await?).collect();
     if pauses.is_empty() && !format.json {
         return Ok(writeln!(out, "nothing is paused")?);
     }
     let count = pauses.len();
     for (paused, pause) in pauses {
         let text = format!("{}: {}", printable(&paused.to_string(), 256), paused_by(&pause, store.now()));
-        let Pause { by, reason, at, .. } = pause;
-        line(out, format, &ListedPause { name: paused.to_string(), by, reason, at }, text)?;
+        line(out, format, &ListedPause::of((paused, pause)), text)?;
     }
     if !format.json && count >= usize::try_from(LINES)? {
         writeln!(out, "(of the lines, the first {LINES} are shown)")?;

@@ -15,10 +15,10 @@ use serde_json::json;
 
 use super::{
     exit::usage,
-    filter::{When, when_of_text},
     output::{Format, moment, printable, reader_gone},
     view::{document_line, json_line, or_dash},
 };
+use crate::views::filter::{When, when_of_text};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

@@ -1,6 +1,7 @@
 //! The command line of `recruiter`. Each command is one file that reads its flags and prints. The library has the
 //! rules.
 
+mod audit;
 mod change;
 mod completions;
 mod config;
@@ -59,7 +60,7 @@ use recruiter_common::{
 };
 
 use self::exit::{exit_codes, or_stopped};
-use crate::run;
+use crate::{run, web};
 
 const EXAMPLES: &str = "  recruiter demo --dir ~/Documents
       run it on your own files, with an embedded MongoDB
@@ -142,7 +143,7 @@ pub struct Config {
 
 impl Program for Config {
     const FILE: &'static str = "/etc/recruiter/recruiter.toml";
-    const TABLE: Option<&'static str> = Some("run");
+    const TABLES: &'static [&'static str] = &["run", "web"];
 
     fn file(&self) -> Option<&Path> {
         self.settings.as_deref()
@@ -157,12 +158,13 @@ impl Program for Config {
     }
 
     fn is_service(&self) -> bool {
-        matches!(self.command, Command::Run(_))
+        matches!(&self.command, Command::Run(_)) || matches!(&self.command, Command::Web(args) if args.serves())
     }
 
     fn checks(&self) -> Vec<anyhow::Result<()>> {
         let run = if let Command::Run(args) = &self.command { args.validate() } else { Ok(()) };
-        vec![self.log.check().map_err(Into::into), self.connect.check().map_err(Into::into), run]
+        let web = if let Command::Web(args) = &self.command { args.check() } else { Ok(()) };
+        vec![self.log.check().map_err(Into::into), self.connect.check().map_err(Into::into), run, web]
     }
 }
 
@@ -170,6 +172,8 @@ impl Program for Config {
 enum Command {
     /// Assign jobs to workers until stopped
     Run(run::RunArgs),
+    /// Serve an HTTP API, for programs in any language, until stopped
+    Web(Box<web::WebArgs>),
     /// Enqueue one job, or many from a file, and write their ids
     #[command(after_help = ENQUEUE_EXAMPLES)]
     Enqueue(Box<enqueue::EnqueueArgs>),
@@ -200,6 +204,8 @@ enum Command {
     /// List, set and remove what is not shown of the jobs of some classes
     #[command(subcommand)]
     Redaction(redaction::RedactionCommand),
+    /// List what was done through `recruiter web`, newest first
+    Audit(audit::AuditArgs),
     /// List workers, and show which recruiter leads
     Roster(output::Format),
     /// Quiet, resume and stop workers, on any machine
@@ -258,7 +264,7 @@ impl Config {
     /// terminal nothing.
     pub fn log(&self) -> LogArgs {
         let log = self.log.clone();
-        if matches!(self.command, Command::Run(_)) {
+        if self.is_service() {
             return log;
         }
         log.or(if matches!(self.command, Command::Top(_)) { "off" } else { "warn" })
@@ -276,12 +282,14 @@ impl Config {
         let (connect, out) = (&self.connect, &mut output::stdout());
         let done = match self.command {
             Command::Run(args) => run::run(args, connect, shutdown).await,
+            Command::Web(args) => web::run(*args, connect, shutdown, out).await,
             Command::Enqueue(args) => enqueue::run(*args, connect, shutdown, out).await,
             Command::Jobs(command) => jobs::run(*command, connect, shutdown, out).await,
             Command::Files(command) => or_stopped(shutdown, files::run(command, connect, out)).await,
             Command::Limits(command) => or_stopped(shutdown, limits::run(command, connect, out)).await,
             Command::Pause(args) => or_stopped(shutdown, limits::pause(args, connect, out)).await,
             Command::Resume(args) => or_stopped(shutdown, limits::resume(args, connect, out)).await,
+            Command::Audit(args) => or_stopped(shutdown, audit::run(args, connect, out)).await,
             Command::Pauses(format) => or_stopped(shutdown, limits::pauses(format, connect, out)).await,
             Command::Schedules(command) => schedules::run(*command, connect, shutdown, out).await,
             Command::Graph(command) => or_stopped(shutdown, graph::run(command, connect, out)).await,

@@ -7,14 +7,14 @@ use bson::Bson;
 use recruiter_common::{
     instant::Instant,
     store::{ConnectArgs, Store},
-    workers::Wanted,
 };
 
 use super::{
     output::{Format, briefly_apart, printable},
     presence::Worker,
-    view::{Row, Stored, id_in, left, or_dash, print, right, with_state},
+    view::{Row, Stored, id_in, left, or_dash, print, right},
 };
+use crate::views::workers;
 
 pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
@@ -47,23 +47,15 @@ pub(super) fn write_overdue(out: &mut impl Write, workers: usize) -> std::io::Re
 
 /// The state of a worker, and its colour.
 pub(super) fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
-    let document = &worker.document;
-    let is_worker = document.get_object_id("_id").is_ok() && worker.work_on.is_some();
-    match document.get_bool("available") {
-        _ if !is_worker => ("malformed", Some(AnsiColor::Red)),
-        _ if worker.is_retired => ("dead", Some(AnsiColor::Red)),
-        _ if worker.silent_for.is_some() => ("silent", Some(AnsiColor::Yellow)),
-        _ if worker.request.as_ref().is_some_and(|request| request.wanted == Wanted::Stop) => ("stopping", Some(AnsiColor::Yellow)),
-        _ if worker.request.is_some() => ("quiet", Some(AnsiColor::Yellow)),
-        Ok(true) => ("available", Some(AnsiColor::Green)),
-        // A process that executes its own jobs is never available for others.
-        _ if document.get_array("work_on").is_ok_and(Vec::is_empty)
-            && !document.get_array("working_on").is_ok_and(|jobs| !jobs.is_empty()) =>
-        {
-            ("idle", None)
-        }
-        _ => ("busy", Some(AnsiColor::Cyan)),
-    }
+    let state = workers::state(worker);
+    let colour = match state {
+        "malformed" | "dead" => Some(AnsiColor::Red),
+        "silent" | "stopping" | "quiet" => Some(AnsiColor::Yellow),
+        "available" => Some(AnsiColor::Green),
+        "busy" => Some(AnsiColor::Cyan),
+        _ => None,
+    };
+    (state, colour)
 }
 
 /// The groups whose jobs a worker takes.
@@ -105,7 +97,7 @@ fn view(worker: &Worker, now: Instant) -> Stored {
     });
     let request = request.unwrap_or_default();
     let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on(worker), 200), text("version", 16));
-    Stored { document: with_state(document.clone(), state), row: Row::from(cells).below(Some(below)) }
+    Stored { document: workers::to_json(worker), row: Row::from(cells).below(Some(below)) }
 }
 
 #[cfg(test)]

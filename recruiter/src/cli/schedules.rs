@@ -4,7 +4,6 @@ use std::{collections::BTreeSet, io::Write, path::PathBuf};
 
 use anstyle::AnsiColor;
 use anyhow::{Context, bail};
-use bson::doc;
 use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{
     NewJob,
@@ -13,7 +12,7 @@ use recruiter_common::{
     instant::Instant,
     schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
-    store::{ConnectArgs, Redaction},
+    store::ConnectArgs,
 };
 use serde_json::json;
 
@@ -26,16 +25,17 @@ use super::{
     redaction::Reveal,
     retries::unknown_policies,
     schedules_file,
-    view::{self, Row, Stored, dry, extended, fields, json_line, left, line, or_dash, print, right},
+    view::{Row, Stored, dry, fields, json_line, left, line, or_dash, print, right},
+};
+use crate::views::{
+    outcome_of,
+    schedules::{SHOWN_NEXT, redact, state, to_json},
 };
 
 /// The name of this command in the logs of MongoDB.
 const NAME: &str = "recruiter schedules";
 /// Width of the names of fields, in characters.
 const NAMES: usize = 10;
-/// Number of next runs that are shown.
-const SHOWN_NEXT: usize = 5;
-
 pub(super) const APPLY_EXAMPLES: &str = "\
 Creates and changes the schedules in the file, and removes those that an earlier file of the same
 namespace has created and that are no longer in it. All other schedules are left alone. The whole
@@ -158,7 +158,7 @@ fn refused(error: ScheduleError) -> anyhow::Error {
 
 fn report(out: &mut impl Write, format: Format, name: &str, outcome: &str, dry_run: bool) -> anyhow::Result<()> {
     let text = format!("{}{}: {outcome}", dry(dry_run), printable(name, 256));
-    Ok(line(out, format, &view::outcome(name, outcome, dry_run), text)?)
+    Ok(line(out, format, &outcome_of(name, outcome, dry_run), text)?)
 }
 
 async fn list(format: Format, reveal: Reveal, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -168,23 +168,17 @@ async fn list(format: Format, reveal: Reveal, connect: &ConnectArgs, out: &mut i
     Ok(print(out, format, "there are no schedules", listed.iter().map(|(name, schedule)| view(name, schedule.as_ref(), now)))?)
 }
 
-/// Hides parameters of the job.
-fn redact(schedule: &mut StoredSchedule, redaction: &Redaction) {
-    if let Ok(job) = schedule.document.get_document_mut("job") {
-        redaction.template(job);
-    }
-}
-
 /// A schedule, or why its document is none.
 fn view(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Stored {
+    let state = state(schedule);
     let dash = || "-".to_owned();
-    let (state, colour, [shown, next, last], below) = match schedule {
-        Err(problem) => ("invalid", AnsiColor::Red, [dash(), dash(), dash()], printable(&problem.to_string(), 1_000)),
+    let (colour, [shown, next, last], below) = match schedule {
+        Err(problem) => (AnsiColor::Red, [dash(), dash(), dash()], printable(&problem.to_string(), 1_000)),
         Ok(schedule) => {
-            let (state, colour) = if schedule.paused.is_some() { ("paused", AnsiColor::Yellow) } else { ("active", AnsiColor::Green) };
+            let colour = if schedule.paused.is_some() { AnsiColor::Yellow } else { AnsiColor::Green };
             let next = or_dash(schedule.next_runs(now, 1).first().map(|next| moment(*next)));
             let last = schedule.runs.last().map_or_else(|| "never".into(), |run| format!("{} ago", briefly_apart(run.at, now)));
-            (state, colour, [printable(&schedule.schedule.to_string(), 256), next, last], below(schedule))
+            (colour, [printable(&schedule.schedule.to_string(), 256), next, last], below(schedule))
         }
     };
     let cells = [
@@ -194,18 +188,7 @@ fn view(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: In
         left("NEXT", next),
         right("LAST", last),
     ];
-    // The document with its id as `name`, like everything that has a name, and with what is computed from it.
-    let mut document = doc! { "name": name, "state": state };
-    match schedule {
-        Ok(schedule) => {
-            let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(bson::DateTime::from_chrono);
-            let computed = ["_id", "name", "state"];
-            document.extend(schedule.document.clone().into_iter().filter(|(field, _)| !computed.contains(&field.as_str())));
-            document.insert("next_runs", next.collect::<Vec<_>>());
-        }
-        Err(problem) => drop(document.insert("problem", problem.to_string())),
-    }
-    Stored { document: extended(document), row: Row::from(cells).below(Some(below)) }
+    Stored { document: to_json(name, schedule, now), row: Row::from(cells).below(Some(below)) }
 }
 
 /// The second line of a row.

@@ -61,13 +61,14 @@ const fn ours(path: &'static str, text: &'static str) -> Installed {
     Installed { text, path, mode: 0o644, is_settings: false }
 }
 
-const FILES: [Installed; 8] = [
+const FILES: [Installed; 9] = [
     ours("etc/sysusers.d/recruiter.conf", include_str!("../../../systemd/recruiter.sysusers")),
     ours("etc/tmpfiles.d/recruiter.conf", include_str!("../../../systemd/recruiter.tmpfiles")),
     ours("etc/systemd/system/recruiter.target", include_str!("../../../systemd/recruiter.target")),
     ours("etc/systemd/system/recruiter.service", include_str!("../../../systemd/recruiter.service")),
     ours("etc/systemd/system/recruiter-cleaner.service", include_str!("../../../systemd/recruiter-cleaner.service")),
     ours("etc/systemd/system/recruiter-worker@.service", include_str!("../../../systemd/recruiter-worker@.service")),
+    ours("etc/systemd/system/recruiter-web.service", include_str!("../../../systemd/recruiter-web.service")),
     Installed {
         text: include_str!("../../../systemd/recruiter.env"),
         path: "etc/recruiter/recruiter.env",

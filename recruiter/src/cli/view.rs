@@ -8,16 +8,17 @@ use std::{
 };
 
 use anstyle::{AnsiColor, Reset};
-use bson::{Bson, Document, doc};
-use recruiter_common::instant::Instant;
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use bson::{Bson, Document};
+use serde::Serialize;
+use serde_json::Value;
 use tabled::{
     builder::Builder,
     settings::{Alignment, Color, Padding, Style, Width, object::Columns, peaker::Peaker},
 };
 
 use super::output::{Format, printable};
+use crate::views::extended;
+pub(super) use crate::views::{date, outcome_of as outcome, texts};
 
 /// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
@@ -72,11 +73,6 @@ pub(super) fn fields<N: Display>(out: &mut impl Write, width: usize, fields: imp
     known.try_for_each(|(name, text)| writeln!(out, "{name:<width$} {text}"))
 }
 
-/// What a change of something that has a name has done, for programs.
-pub(super) fn outcome(name: &str, outcome: &str, dry_run: bool) -> Value {
-    json!({ "name": name, "outcome": outcome, "dry_run": dry_run })
-}
-
 /// Writes one line of JSON.
 pub(super) fn json_line(out: &mut impl Write, view: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *out, view)?;
@@ -88,37 +84,14 @@ pub fn document_line(out: &mut impl Write, document: Document) -> io::Result<()>
     json_line(out, &extended(document))
 }
 
-/// A stored document as programs get it: its id as `id`, in hex like everywhere, and its state in one word.
-pub(super) fn with_state(document: Document, state: &str) -> Value {
-    let id = document.get("_id").map(|id| id.as_object_id().map_or_else(|| id.clone(), |id| id.to_hex().into()));
-    let mut line = doc! { "id": id, "state": state };
-    line.extend(document.into_iter().filter(|(field, _)| field != "_id"));
-    extended(line)
-}
-
 /// An id for people.
 pub(super) fn id_in(id: &Bson) -> String {
     id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
 }
 
-/// What is in the database, as JSON.
-pub(super) fn extended(value: impl Into<Bson>) -> Value {
-    value.into().into_relaxed_extjson()
-}
-
-/// Serializes a date as the database has it.
-pub(super) fn date<S: Serializer>(at: &(impl Into<Option<Instant>> + Copy), to: S) -> Result<S::Ok, S::Error> {
-    extended((*at).into().map(bson::DateTime::from_chrono)).serialize(to)
-}
-
 /// What precedes the outcome of a dry run, for people.
 pub(super) fn dry(dry_run: bool) -> &'static str {
     if dry_run { "(dry run) " } else { "" }
-}
-
-/// The texts of these things.
-pub(super) fn texts<'a, T: ToString + 'a>(things: impl IntoIterator<Item = &'a T>) -> Vec<String> {
-    things.into_iter().map(ToString::to_string).collect()
 }
 
 /// A text for people, `-` if there is none.

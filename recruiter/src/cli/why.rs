@@ -6,17 +6,17 @@ use std::io::Write;
 use anyhow::anyhow;
 use bson::{Document, doc};
 use recruiter_common::{
-    Why,
     ids::JobId,
     store::{COUNTED, ConnectArgs, Store},
     why::{LANES, WhyGroup},
 };
 
 use super::{
-    limits::{holder_to_document, write_holders},
+    limits::write_holders,
     output::{Format, printable},
     view::document_line,
 };
+use crate::views::{job::why_to_document, limits::holder_to_document};
 
 pub(super) async fn run(id: JobId, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
@@ -56,9 +56,4 @@ pub(super) async fn run_for_group(group: &str, format: Format, connect: &Connect
         writeln!(out, "(the first {LANES} kinds of jobs were examined)")?;
     }
     Ok(())
-}
-
-/// A reason, for programs.
-pub(super) fn why_to_document(why: &Why) -> Document {
-    doc! { "reason": why.reason.name(), "text": &why.text, "until": why.until.map(bson::DateTime::from_chrono) }
 }

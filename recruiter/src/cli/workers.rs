@@ -10,16 +10,17 @@ use recruiter_common::{
     flags::name_of_text,
     ids::WorkerId,
     store::ConnectArgs,
-    workers::{Answer, Asked, Chosen, WorkerChange},
+    workers::{Chosen, WorkerChange},
 };
 
 use super::{
-    change::{Outcome, Process},
+    change::write_outcome,
     connected_to_change,
     exit::usage,
     limits::this_operator,
     output::{Format, printable},
 };
+use crate::views::workers::{outcome, participle};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,10 +94,7 @@ pub(super) async fn run(command: WorkersCommand, connect: &ConnectArgs, out: &mu
     for answer in &answers {
         let is_refused = answer.asked.is_refused();
         refused += usize::from(is_refused);
-        let process = Process { hostname: answer.hostname.clone(), pid: answer.pid };
-        let message = message(change, answer, args.dry_run);
-        let (id, outcome, dry_run) = (answer.worker.to_string(), answer.asked.word(), args.dry_run);
-        Outcome { id, process: Some(process), outcome, message, dry_run, new_id: None }.write(out, args.format, is_refused)?;
+        write_outcome(&outcome(change, answer, args.dry_run), out, args.format, is_refused)?;
     }
     out.flush()?;
     match (&chosen, refused) {
@@ -107,29 +105,4 @@ pub(super) async fn run(command: WorkersCommand, connect: &ConnectArgs, out: &mu
         (_, 0) => Ok(()),
         (_, refused) => bail!("{refused} of {} workers could not be {}", answers.len(), participle(change)),
     }
-}
-
-fn participle(change: WorkerChange) -> &'static str {
-    match change {
-        WorkerChange::Quiet => "made quiet",
-        WorkerChange::Resume => "resumed",
-        WorkerChange::Stop => "stopped",
-    }
-}
-
-/// The outcome for one worker, as a sentence.
-pub(super) fn message(change: WorkerChange, answer: &Answer, dry_run: bool) -> String {
-    let text = match (answer.asked, change) {
-        (Asked::Done, _) if dry_run => return format!("would be {}", participle(change)),
-        (Asked::Done, WorkerChange::Quiet) => "takes no more jobs; running jobs continue",
-        (Asked::Done, WorkerChange::Resume) => "takes jobs again",
-        (Asked::Done, WorkerChange::Stop) => "drains and ends",
-        (Asked::Already, WorkerChange::Quiet) => "is quiet already",
-        (Asked::Already, WorkerChange::Resume) => "is not quiet",
-        (Asked::Already, WorkerChange::Stop) => "is stopped already",
-        (Asked::Stops, _) => "was stopped before, which cannot be undone; start it again",
-        (Asked::Gone, _) => "no living worker has this id; `recruiter roster` lists them",
-        (Asked::Meanwhile, _) => "changed in the meantime; try again",
-    };
-    text.into()
 }

@@ -40,7 +40,9 @@ fn settings(program: &str) -> Vec<(Option<&'static str>, Arg)> {
     };
     let mut found: Vec<_> = of(&command).into_iter().map(|arg| (None, arg)).collect();
     if program == "recruiter" {
-        found.extend(of(command.find_subcommand("run").unwrap()).into_iter().map(|arg| (Some("run"), arg)));
+        for table in ["run", "web"] {
+            found.extend(of(command.find_subcommand(table).unwrap()).into_iter().map(|arg| (Some(table), arg)));
+        }
     }
     assert!(found.len() > 8, "{program}");
     found
@@ -62,6 +64,7 @@ fn samples(arg: &Arg) -> [(String, String); 3] {
         "FILE" | "DIR" | "PREFIX" => texts(["a", "b", "c"]),
         "FILTER" => texts(["debug", "info", "warn"]),
         "HOST:PORT" => texts(["a:1", "b:2", "c:3"]),
+        "ROLE" => texts(["viewer", "client", "operator"]),
         "GROUP" => [("[\"a\", \" b\\n\"]".into(), "a,b".into()), ("\"c, d\"".into(), "c,d".into()), ("[\"e\"]".into(), "e".into())],
         "REASON=DURATION" | "CLASS=DURATION" => {
             [("[\"a=1d\", \"b=2d\"]".into(), "a=1d,b=2d".into()), ("\"c=1d\"".into(), "c=1d".into()), ("[\"d=1d\"]".into(), "d=1d".into())]
@@ -166,14 +169,19 @@ fn a_flag_comes_before_the_environment_and_that_before_the_file() {
     }
 }
 
-/// A flag of `run` comes before the file as well.
+/// A flag of a command comes before the file as well.
 #[test]
-fn a_flag_of_run_comes_before_the_file() {
+fn a_flag_of_a_command_comes_before_the_file() {
+    ["run", "web"].iter().for_each(|command| check_flags_of(command));
+}
+
+fn check_flags_of(command: &str) {
     let (_directory, file) = written(full_file("recruiter"));
-    let flags = settings("recruiter").into_iter().filter(|(within, _)| within.is_some());
+    let flags = settings("recruiter").into_iter().filter(|(within, _)| *within == Some(command));
     let flags: Vec<String> = flags.map(|(_, arg)| format!("--{}={}", arg.get_long().unwrap(), samples(&arg)[2].1)).collect();
     let read = |file: &str, flags: &[String]| {
-        let words = ["recruiter", "run", "--settings", file, "--log=info", "--log-format=text", "--connect-timeout=1s"].map(str::to_owned);
+        let words =
+            ["recruiter", command, "--settings", file, "--log=info", "--log-format=text", "--connect-timeout=1s"].map(str::to_owned);
         let config = recruiter::cli::configured(words.into_iter().chain(flags.iter().cloned()).map(Into::into)).unwrap();
         format!("{config:?}").replace(file, "")
     };

@@ -90,6 +90,7 @@ async fn poison(database: &TestDatabase, collection: &str) {
         "pauses" => doc! { "_id": "class:nothing", "by": "ada", "reason": "x", "at": bson::DateTime::now() },
         "groups" => doc! { "_id": "elsewhere", "weight": 2.0, "ageing_ms": 1_000, "capacity": 1 },
         "unique_periods" => doc! { "_id": "period", "job": ObjectId::new(), "expires_at": bson::DateTime::from_millis(0) },
+        "audit" => doc! { "_id": ObjectId::new(), "at": bson::DateTime::now(), "action": "jobs.cancel", "address": "127.0.0.1" },
         "scheduled" => {
             let mut job = minimal_job("noop");
             job.extend(doc! { "unique": "u", "waiting": true, "waits_for": [ObjectId::new()], "expires_at": bson::DateTime::now() });
@@ -176,6 +177,7 @@ async fn commands_go_on(database: &TestDatabase, child: JobId, expired: JobId) {
         &["pauses"],
         &["schedules", "list"],
         &["consumers", "list"],
+        &["audit"],
         &["jobs", "list"],
         &["jobs", "list", "--state", "archived"],
         &["jobs", "why", &job],

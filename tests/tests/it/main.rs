@@ -73,4 +73,6 @@ mod units;
 mod upgrades;
 mod usual_settings;
 mod waits;
+mod web;
 mod why;
+mod work_by_http;

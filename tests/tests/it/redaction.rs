@@ -163,6 +163,7 @@ fn look(heard: &mut Heard, database: &TestDatabase, ids: &[String], graph: &str)
         &["groups", "why", "generic"],
         &["limits", "list"],
         &["consumers", "list"],
+        &["audit"],
         &["pauses"],
         &["roster"],
         &["stats"],

@@ -19,11 +19,13 @@ use recruiter_common::{
 };
 use recruiter_tests::{
     factory::{again, insert_unvalidated, minimal_job},
+    http::Api,
     mongo::{PASSWORD, TestDatabase, USER, in_uri},
     mongosh,
     processes::Process,
     wait::{SOON, wait_until},
 };
+use serde_json::Value;
 
 use super::{cli::Said, tidy::root, usual_settings::run};
 
@@ -228,6 +230,7 @@ async fn spoil(place: &Place) {
         ("roster", "held_permits"),
         ("schedulers", "schedule_revisions"),
         ("unique_periods", "expired_periods"),
+        ("audit", "expired_audit"),
         ("messages", "expired_messages"),
     ] {
         let collection = place.database.raw(&place.named(collection));
@@ -324,6 +327,12 @@ async fn operator_life(place: &Place, directory: &std::path::Path) {
     ran(&["limits", "remove", "other"]);
     ran(&["redaction", "set", "other"]);
     ran(&["redaction", "remove", "other"]);
+    // The audit of a change.
+    let env = [("MONGODB_URI", place.uri(user)), ("RECRUITER_COLLECTION_PREFIX", place.prefix.to_owned())];
+    let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    let mut api = Api::serve_with(&["--anonymous", "operator"], &env).await;
+    assert_eq!(api.post("/jobs/cancel?class=nothing", &Value::Null).await.0, 200);
+    api.process.stop().await;
     ran(&["groups", "set", "other", "--weight", "2"]);
     ran(&["pause", "group:other"]);
     ran(&["resume", "group:other"]);
@@ -389,6 +398,7 @@ async fn reader_life(place: &Place, user: &str) {
         &["limits", "show", "printer"],
         &["pauses"],
         &["redaction", "list"],
+        &["audit"],
         &["schedules", "list"],
         &["graph", "show", &graph],
         &["groups", "list"],

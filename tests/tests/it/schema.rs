@@ -118,7 +118,7 @@ async fn a_start_makes_again_what_was_dropped_or_changed() {
 
     // Changes of a newer release are left alone; its indexes are not dropped.
     database.database().run_command(doc! { "collMod": "scheduled", "validator": {} }).await.unwrap();
-    database.raw("metadata").update_one(doc! { "_id": "schema" }, doc! { "$set": { "version": 1_000, "oldest": 18 } }).await.unwrap();
+    database.raw("metadata").update_one(doc! { "_id": "schema" }, doc! { "$set": { "version": 1_000, "oldest": 19 } }).await.unwrap();
     let store = store(&database).await;
     assert!(!options(&database, "scheduled").await.unwrap().contains_key("validator"));
     database

@@ -624,14 +624,14 @@ async fn processes_that_start_together_make_the_schema_once() {
         names.sort();
         names.join(" ")
     };
-    let expected = "archived groups limits metadata pauses roster scheduled schedulers signals signals_0 unique_periods";
+    let expected = "archived audit groups limits metadata pauses roster scheduled schedulers signals signals_0 unique_periods";
     assert_eq!(sorted(names), expected);
     let indexes = async |collection: &str| sorted(database.raw(collection).list_index_names().await.unwrap());
     assert_eq!(indexes("scheduled").await, "_id_ due_jobs gated_jobs");
     assert_eq!(indexes("unique_periods").await, "_id_ expired_periods");
     assert_eq!(indexes("archived").await, "_id_ archived_by_end");
     let schema = database.raw("metadata").find_one(doc! { "_id": "schema" }).await.unwrap().unwrap();
-    assert_eq!(schema.get("version"), Some(&Bson::Int32(18)));
+    assert_eq!(schema.get("version"), Some(&Bson::Int32(19)));
 }
 
 #[tokio::test]

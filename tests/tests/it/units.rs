@@ -100,7 +100,7 @@ fn the_units_start_the_programs_where_they_are_and_nothing_of_an_administrator_i
     assert_eq!(read(&etc.join("recruiter/recruiter.env")), "MONGODB_URI=mongodb://mine/x\n");
     assert_eq!(read(&etc.join("systemd/system/recruiter.service.old")), "# mine\n");
     let leftovers = ["systemd/system", "recruiter"].map(|directory| fs::read_dir(etc.join(directory)).unwrap().count());
-    assert_eq!(leftovers, [5, again.len() - 6], "nothing half written is left");
+    assert_eq!(leftovers, [6, again.len() - 7], "nothing half written is left");
 }
 
 #[test]

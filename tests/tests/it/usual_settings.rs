@@ -154,6 +154,7 @@ fn needed<'a>(path: &[&str], file: &'a str) -> Vec<&'a str> {
         // They start a MongoDB, which they do not find.
         ["recruiter", "dev" | "demo" | "bench", ..] => vec!["--mongod", "/nowhere"],
         ["recruiter", "completions"] => vec!["bash"],
+        ["recruiter", "web", "token"] => vec!["a"],
         // Or it would install them here.
         ["recruiter", "units", _] => vec!["--root", "/nowhere"],
         ["recruiter", "import", "php-recruiter"] => vec!["--database", "php"],
@@ -193,7 +194,7 @@ fn check_empty(path: &[&str]) -> usize {
             ["--root", _] => (&[][..], 2),
             // It needs a terminal.
             _ if path == ["recruiter", "top"] => (&[][..], 2),
-            _ if path.iter().any(|command| command.contains("config")) => (&[][..], 0),
+            _ if path.iter().any(|command| command.contains("config") || *command == "token") => (&[][..], 0),
             _ => (&["--uri", "mongodb://127.0.0.1:1/x", "--connect-timeout", "1ms"][..], 69),
         };
         let args = [below, &needed, nowhere].concat();

@@ -98,7 +98,7 @@ async fn run_session(
         request.clone_from(&session.request);
     }
     let end = drain::drain(session, wanted, shutdown).await;
-    dependencies.source.own().inspect(|own| own.clear());
+    dependencies.source.session_ended();
     // A worker that was to stop does not return.
     let end = if (wanted, end) == (SessionEnd::Stopped, SessionEnd::Retired) { SessionEnd::Stopped } else { end };
     offered.map(|()| end)

@@ -31,6 +31,8 @@ pub const EXPIRING_JOBS: &str = "expiring_jobs";
 const EXPIRED_PERIODS: &str = "expired_periods";
 /// Deletes messages whose time is over.
 const EXPIRED_MESSAGES: &str = "expired_messages";
+/// Deletes entries of the audit whose time is over.
+const EXPIRED_AUDIT: &str = "expired_audit";
 /// Serves `prune_archived`, the statistics and the list of the newest archived jobs.
 pub const ARCHIVED_BY_END: &str = "archived_by_end";
 
@@ -102,7 +104,7 @@ impl IndexKind {
 /// All indexes. Other keys under the same name replace the old index, and until the new one is built searches find
 /// nothing. With a number in the name (`due_jobs_2`), the old index serves the old release until a recruiter of this
 /// release leads ([`drop_outdated_indexes`]).
-pub(crate) fn indexes() -> [Index; 15] {
+pub(crate) fn indexes() -> [Index; 16] {
     let index = |collection, name, keys| Index { collection, name, keys, only: None, kind: IndexKind::Ordinary, feature: None };
     let partial = |collection, name, keys, only, feature| Index { only: Some(only), feature, ..index(collection, name, keys) };
     let unique = |name, only| {
@@ -136,6 +138,7 @@ pub(crate) fn indexes() -> [Index; 15] {
         partial("scheduled", WAITING_JOBS, waiting, doc! { "waiting": true }, Some(Feature::Graphs)),
         partial("scheduled", EXPIRING_JOBS, doc! { "expires_at": 1 }, expiring, Some(Feature::Expiry)),
         expired("unique_periods", EXPIRED_PERIODS),
+        expired("audit", EXPIRED_AUDIT),
         Index { feature: Some(Feature::Messages), ..expired("messages", EXPIRED_MESSAGES) },
     ]
 }

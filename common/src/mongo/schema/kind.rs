@@ -39,7 +39,7 @@ pub(crate) enum Kind {
 }
 
 /// Every collection, and the first channel. Each further channel has its number in place of the 0.
-pub(crate) const COLLECTIONS: [(&str, Kind); 16] = [
+pub(crate) const COLLECTIONS: [(&str, Kind); 17] = [
     ("scheduled", Kind::Jobs),
     ("archived", Kind::Plain),
     ("roster", Kind::Plain),
@@ -49,6 +49,7 @@ pub(crate) const COLLECTIONS: [(&str, Kind); 16] = [
     ("pauses", Kind::Pauses),
     ("schedulers", Kind::Schedules),
     ("unique_periods", Kind::Plain),
+    ("audit", Kind::Plain),
     ("signals", Kind::Hints),
     ("signals_0", Kind::Hints),
     (EVENTS, Kind::Events),

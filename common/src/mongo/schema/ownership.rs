@@ -287,6 +287,7 @@ fn foreign(name: &str) -> Document {
         "unique_periods" => {
             doc! { "job": of_type("objectId"), "expires_at": of_type("date"), "$and": [only(&["_id", "job", "expires_at"])] }
         }
+        "audit" => doc! { "at": of_type("date"), "action": of_type("string"), "expires_at": of_type("date"), "address": of_type("string") },
         "events" => doc! { "$or": [{ "kind": "seed" }, { "at": of_type("timestamp"), "by": of_type("objectId") }] },
         "messages" => doc! { "$or": [
             { "at": of_type("date"), "expires_at": of_type("date"), "messages": of_type("array") },

@@ -5,7 +5,7 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `server` | the connections, each with bounds |
+//! | `server` | the pages |
 
 mod server;
 

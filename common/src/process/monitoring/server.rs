@@ -1,4 +1,4 @@
-//! A small HTTP server for metrics and probes. Everything that a client can cause has a bound.
+//! What is answered about metrics and probes.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -7,28 +7,21 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header::{ALLOW, CONTENT_TYPE, HeaderValue},
-    server::conn::http1,
     service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    task::JoinSet,
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::process::http::{Bounds, serve};
+
+/// The smallest head that hyper has.
+const BOUNDS: Bounds = Bounds {
+    connections: 16,
+    head_within: Duration::from_secs(3),
+    head_bytes: 8_192,
+    one_request_within: Some(Duration::from_secs(10)),
+    read_within: Duration::from_secs(10),
 };
-
-use crate::base::pause;
-
-/// Maximum number of connections at a time. Further ones wait.
-const CONNECTIONS: usize = 16;
-/// How long a client may take for the head of its request.
-const HEAD_WITHIN: Duration = Duration::from_secs(3);
-/// How long a connection may take, until the answer is read.
-const CONNECTION_WITHIN: Duration = Duration::from_secs(10);
-/// Maximum size of the head of a request, in bytes. The smallest that hyper has.
-const HEAD_BYTES: usize = 8_192;
-/// Wait after a connection that could not be accepted: there may be no file descriptor left.
-const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Whether a probe succeeds, in words.
 pub(super) type Answer = Result<String, String>;
@@ -43,41 +36,12 @@ pub(super) trait Pages: Send + Sync + 'static {
 
 /// Serves until it is dropped.
 pub(super) async fn run(listener: TcpListener, pages: impl Pages) {
-    let (pages, free) = (Arc::new(pages), Arc::new(Semaphore::new(CONNECTIONS)));
-    let mut connections = JoinSet::new();
-    loop {
-        let place = free.clone().acquire_owned().await;
-        while connections.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let pages = pages.clone();
-                connections.spawn(async move {
-                    connection(stream, pages.as_ref()).await;
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection for metrics could not be accepted");
-                pause(AGAIN_AFTER).await;
-            }
-        }
-    }
-}
-
-/// One request and its answer.
-async fn connection(stream: TcpStream, pages: &impl Pages) {
-    let answers = service_fn(async |request: Request<Incoming>| Ok::<_, Infallible>(answer(request.method(), request.uri().path(), pages)));
-    let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_WITHIN)
-        .max_buf_size(HEAD_BYTES)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), answers);
-    match tokio::time::timeout(CONNECTION_WITHIN, serving).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a request for metrics failed"),
-        Err(_) => tracing::debug!("a client for metrics was too slow"),
-    }
+    let pages = Arc::new(pages);
+    let answers = service_fn(move |request: Request<Incoming>| {
+        let answer = answer(request.method(), request.uri().path(), pages.as_ref());
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    serve(listener, BOUNDS, answers, CancellationToken::new()).await;
 }
 
 fn answer(method: &Method, path: &str, pages: &impl Pages) -> Response<Full<Bytes>> {

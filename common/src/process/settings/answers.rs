@@ -55,7 +55,7 @@ impl Answers<'_> {
     /// Says everything that is wrong, or that nothing is.
     pub(super) fn check<P: Program>(&self, named: Option<&Path>, problems: Vec<FileError>, json: bool) -> Exit {
         let mut wrong = said_of(&problems);
-        for command_line in [Some(self.arguments.to_vec()), self.as_table::<P>()].into_iter().flatten() {
+        for command_line in [self.arguments.to_vec()].into_iter().chain(self.as_tables::<P>().map(|(_, line)| line)) {
             match program_of::<P>(self.command, &command_line) {
                 // The values of a wrong file are not there.
                 Ok(_) if !problems.is_empty() => {}
@@ -84,10 +84,11 @@ impl Answers<'_> {
     /// Writes all settings.
     pub(super) fn show<P: Program>(&self, json: bool) -> Result<Exit, clap::Error> {
         let top = matches(self.command, self.arguments)?;
-        let table = self.as_table::<P>().map(|arguments| matches(self.command, &arguments)).transpose()?;
-        let table = table.as_ref().and_then(|matches| matches.subcommand_matches(P::TABLE?));
-        let rows: Vec<Row> = all_settings(self.command, P::TABLE)
-            .map(|(within, arg)| Row::of(within, arg, if within.is_some() { table.unwrap_or(&top) } else { &top }, self.settings))
+        let tables = self.as_tables::<P>().map(|(table, line)| Ok((table, matches(self.command, &line)?)));
+        let tables = tables.collect::<Result<Vec<_>, clap::Error>>()?;
+        let of = |within| tables.iter().find(|(table, _)| Some(*table) == within).and_then(|(table, line)| line.subcommand_matches(table));
+        let rows: Vec<Row> = all_settings(self.command, P::TABLES)
+            .map(|(within, arg)| Row::of(within, arg, of(within).unwrap_or(&top), self.settings))
             .collect();
         let width = |of: &dyn Fn(&Row) -> usize| rows.iter().map(of).max().unwrap_or_default();
         let (names, values) = (width(&|row| row.name.len()), width(&|row| row.shown().chars().count()));
@@ -101,9 +102,9 @@ impl Answers<'_> {
         Ok(Exit::Success)
     }
 
-    /// The command line of the command that has the table.
-    fn as_table<P: Program>(&self) -> Option<Vec<OsString>> {
-        P::TABLE.map(|table| vec![self.command.get_name().into(), table.into()])
+    /// The command line of each command that has a table.
+    fn as_tables<P: Program>(&self) -> impl Iterator<Item = (&'static str, Vec<OsString>)> {
+        P::TABLES.iter().map(|table| (*table, vec![self.command.get_name().into(), table.into()]))
     }
 }
 

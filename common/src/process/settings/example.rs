@@ -9,9 +9,9 @@ use super::{Program, all_settings, name};
 /// A file with all settings of the program as comments, each with what it means and its default.
 pub fn example<P: Program>(command: &Command) -> String {
     let mut text = format!("# {}: settings of {}. Flags and environment variables come before this file.\n", P::FILE, command.get_name());
-    let _ = writeln!(text, "# `{}` finds mistakes.", if P::TABLE.is_some() { "check-config" } else { "--check-config" });
+    let _ = writeln!(text, "# `{}` finds mistakes.", if !P::TABLES.is_empty() { "check-config" } else { "--check-config" });
     let mut table = None;
-    for (within, arg) in all_settings(command, P::TABLE) {
+    for (within, arg) in all_settings(command, P::TABLES) {
         if within != table {
             table = within;
             let _ = writeln!(text, "\n[{}]", within.unwrap_or_default());

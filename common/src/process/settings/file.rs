@@ -49,7 +49,7 @@ impl Settings {
             Err(FileError::Unreadable { source, .. }) if named.is_none() && is_absent(&source) => return Ok(Self::default()),
             read => read.map_err(|error| vec![error])?,
         };
-        let said = understood(&text, command, P::TABLE);
+        let said = understood(&text, command, P::TABLES);
         let said = said.map_err(|problems| problems.into_iter().map(|problem| problem.in_file(path, &text)).collect::<Vec<_>>())?;
         Ok(Self { path: Some(path.into()), said })
     }
@@ -92,10 +92,10 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 /// What a text says about the settings of this command.
-fn understood(text: &str, command: &Command, table: Option<&'static str>) -> Result<Vec<Said>, Vec<Problem>> {
+fn understood(text: &str, command: &Command, tables: &[&'static str]) -> Result<Vec<Said>, Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| vec![Problem::from(error)])?;
     let (mut said, mut problems) = (Vec::new(), Vec::new());
-    let mut one = |within: Option<&'static str>, key: &Spanned<_>, value: &Spanned<_>| match setting(command, table, within, key, value) {
+    let mut one = |within: Option<&'static str>, key: &Spanned<_>, value: &Spanned<_>| match setting(command, tables, within, key, value) {
         Ok((arg, values)) if !values.is_empty() => {
             let (id, line) = (arg.get_id().clone(), place(text, key.span().start).0);
             said.push(Said { table: within, id, values, line, is_secret: arg.is_hide_env_values_set() });
@@ -106,9 +106,9 @@ fn understood(text: &str, command: &Command, table: Option<&'static str>) -> Res
     };
     for (key, value) in document.get_ref() {
         if let DeValue::Table(entries) = value.get_ref()
-            && table == Some(key.get_ref().as_ref())
+            && let Some(table) = tables.iter().find(|table| **table == key.get_ref().as_ref())
         {
-            entries.iter().for_each(|(key, value)| one(table, key, value));
+            entries.iter().for_each(|(key, value)| one(Some(table), key, value));
         } else {
             one(None, key, value);
         }
@@ -120,30 +120,30 @@ fn understood(text: &str, command: &Command, table: Option<&'static str>) -> Res
 /// The setting that this key names, and its values.
 fn setting<'a, K: AsRef<str>>(
     command: &'a Command,
-    table: Option<&'static str>,
+    tables: &[&'static str],
     within: Option<&'static str>,
     key: &Spanned<K>,
     value: &Spanned<DeValue<'_>>,
 ) -> Result<(&'a Arg, Vec<String>), Problem> {
-    let known = all_settings(command, table).find(|(place, arg)| *place == within && name(arg) == key.get_ref().as_ref());
-    let (_, arg) = known.ok_or_else(|| Problem::of(key, unknown(command, table, within, key.get_ref().as_ref())))?;
+    let known = all_settings(command, tables).find(|(place, arg)| *place == within && name(arg) == key.get_ref().as_ref());
+    let (_, arg) = known.ok_or_else(|| Problem::of(key, unknown(command, tables, within, key.get_ref().as_ref())))?;
     Ok((arg, values(arg, value)?))
 }
 
 /// Why there is no such key, and which one may be meant.
-fn unknown(command: &Command, table: Option<&'static str>, within: Option<&'static str>, key: &str) -> String {
+fn unknown(command: &Command, tables: &[&'static str], within: Option<&'static str>, key: &str) -> String {
     let shown = printable(key, 80);
     if OF_A_CALL.contains(&key) {
         return format!("`{shown}` cannot be in a file: it is a flag of the command line only");
     }
-    match all_settings(command, table).find(|(place, arg)| *place != within && name(arg) == key) {
+    match all_settings(command, tables).find(|(place, arg)| *place != within && name(arg) == key) {
         Some((Some(table), _)) => return format!("`{shown}` belongs below the line [{table}]"),
         Some((None, _)) => return format!("`{shown}` belongs above the line [{}]", within.unwrap_or_default()),
-        None if within.is_none() && table == Some(key) => return format!("`{shown}` is a table: write [{shown}], and its keys below"),
+        None if within.is_none() && tables.contains(&key) => return format!("`{shown}` is a table: write [{shown}], and its keys below"),
         None => {}
     }
     let of_place = within.and_then(|table| command.find_subcommand(table)).unwrap_or(command);
-    let mut known: Vec<&str> = settings_of(of_place).map(name).chain(table.filter(|_| within.is_none())).collect();
+    let mut known: Vec<&str> = settings_of(of_place).map(name).chain(tables.iter().copied().filter(|_| within.is_none())).collect();
     known.sort_unstable();
     let alike = known.iter().map(|name| (strsim::jaro_winkler(name, key), name)).filter(|(alike, _)| *alike > 0.8);
     match alike.max_by(|a, b| a.0.total_cmp(&b.0)) {

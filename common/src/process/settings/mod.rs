@@ -30,8 +30,8 @@ use super::{early, toml_file::FileError};
 pub trait Program: Parser {
     /// The file of its settings, unless another one is named.
     const FILE: &'static str;
-    /// The command whose flags are in a table of its name. A program without commands has none.
-    const TABLE: Option<&'static str> = None;
+    /// The commands whose flags are in tables of their names. A program without commands has none.
+    const TABLES: &'static [&'static str] = &[];
 
     /// The file that the command line or the environment names.
     fn file(&self) -> Option<&Path>;
@@ -171,11 +171,11 @@ fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| arg.get_long().is_some_and(|name| !OF_A_CALL.contains(&name)))
 }
 
-/// The settings of the program, and those of its table.
-fn all_settings<'a>(command: &'a Command, table: Option<&'static str>) -> impl Iterator<Item = (Option<&'static str>, &'a Arg)> {
-    let below = table.and_then(|name| Some((name, command.find_subcommand(name)?)));
-    let of_table = below.into_iter().flat_map(|(name, command)| settings_of(command).map(move |arg| (Some(name), arg)));
-    settings_of(command).map(|arg| (None, arg)).chain(of_table)
+/// The settings of the program, and those of its tables.
+fn all_settings<'a>(command: &'a Command, tables: &[&'static str]) -> impl Iterator<Item = (Option<&'static str>, &'a Arg)> {
+    let below = tables.iter().filter_map(|name| Some((*name, command.find_subcommand(name)?)));
+    let of_tables = below.flat_map(|(name, command)| settings_of(command).map(move |arg| (Some(name), arg)));
+    settings_of(command).map(|arg| (None, arg)).chain(of_tables)
 }
 
 fn name(arg: &Arg) -> &str {

@@ -38,7 +38,8 @@ use self::{
     board::{Act, Board, Step},
     reading::{Reader, Reading},
 };
-use super::{change, exit::usage, limits::this_operator, output::printable, redaction::Reveal, workers};
+use super::{exit::usage, limits::this_operator, output::printable, redaction::Reveal};
+use crate::views::{outcome::message, workers};
 
 pub(super) const EXAMPLES: &str = "\
 Keys:
@@ -154,7 +155,7 @@ async fn done(act: &Act, connect: &ConnectArgs) -> anyhow::Result<String> {
         Act::Retry(job) => {
             let retry = Change::Retry { again: false, with: Box::new(Revision::default()) };
             let changed = store.control(false).change(&retry, &[*job]).await?;
-            changed.first().map_or_else(String::new, |(job, changed)| format!("{job}: {}", change::message(changed, false)))
+            changed.first().map_or_else(String::new, |(job, changed)| format!("{job}: {}", message(changed, false)))
         }
     })
 }

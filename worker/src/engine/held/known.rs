@@ -21,7 +21,7 @@ use super::{
     startable::Startable,
     unconfirmed::Unconfirmed,
 };
-use crate::{cancellation::Cancel, threads::Threads};
+use crate::{cancellation::Cancel, handed::Places, threads::Threads};
 
 /// Maximum number of jobs without a slot whose ends are not recorded yet or whose hooks still run; with more slots than this, their number.
 const UNRECORDED: u32 = 64;
@@ -31,6 +31,8 @@ const UNRECORDED: u32 = 64;
 pub(super) struct Known {
     /// The number of slots.
     pub(super) capacity: u32,
+    /// Only as many of them as clients have places, if clients execute the jobs.
+    pub(super) places: Option<Places>,
     /// The threads of the worker's blocking jobs.
     threads: Threads,
     /// The classes that have a limit in this process.
@@ -173,6 +175,7 @@ impl Known {
     /// The number of free slots. A shortage of a resource, threads of an earlier session, and too many unrecorded ends reduce it.
     pub(super) fn free(&self) -> u32 {
         let slots = self.shortage.allowed(self.capacity, Monotonic::now()).saturating_sub(self.threads.abandoned());
+        let slots = self.places.as_ref().map_or(slots, |places| slots.min(places.open()));
         let in_slots = self.number(&Phase::IN_SLOTS);
         let unrecorded = slots.saturating_add(slots.max(UNRECORDED)).saturating_sub(in_slots + self.number(&Phase::ENDING));
         slots.saturating_sub(in_slots).min(unrecorded)

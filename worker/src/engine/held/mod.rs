@@ -33,7 +33,7 @@ pub(crate) use self::{
     intake::Next,
     startable::{Startable, Started},
 };
-use crate::threads::Threads;
+use crate::{handed::Places, threads::Threads};
 
 /// The jobs of a session.
 pub(crate) struct Held {
@@ -46,6 +46,16 @@ impl Held {
     /// `threads` are those of the worker's blocking jobs, `limits` its classes that have a limit.
     pub(crate) fn new(capacity: u32, threads: Threads, limits: Vec<ClassSlots>) -> Self {
         Self { known: Mutex::new(Known::new(capacity, threads, limits)), has_ended: Notify::new() }
+    }
+
+    /// Opens only the slots for which clients wait at these places. No job is accepted ahead of them.
+    pub(crate) fn for_clients(self, places: Option<&Places>) -> Self {
+        if let Some(places) = places {
+            let known = &mut *self.known.lock();
+            known.places = Some(places.clone());
+            known.pace.accept_none_ahead();
+        }
+        self
     }
 }
 

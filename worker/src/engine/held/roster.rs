@@ -58,6 +58,11 @@ impl Held {
         self.known.lock().number(&Phase::QUEUED) > 0
     }
 
+    /// What this worker offers.
+    pub(crate) fn offered(&self, is_accepting: bool) -> Offered {
+        self.known.lock().offered(is_accepting)
+    }
+
     /// What this worker offers, if it needs jobs: slots are free, or it accepts more ahead.
     pub(crate) fn wanted(&self, is_accepting: bool) -> Option<Offered> {
         let known = self.known.lock();

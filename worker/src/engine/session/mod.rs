@@ -77,6 +77,8 @@ enum Event {
     Own(Vec<JobId>),
     News(Option<HeartbeatReply>),
     SlotsChanged,
+    /// Clients have come or gone.
+    ClientsChanged,
     /// A start was answered, or its answer was lost.
     Started(Box<Answered>),
     Poll,
@@ -119,6 +121,7 @@ impl Session {
             hint = self.hints.next() => Event::Hint(hint),
             Some(answered) = self.work.starts.next() => answered.map_or(Event::TaskPanicked, |answered| Event::Started(Box::new(answered))),
             jobs = self.environment.dependencies.source.next() => Event::Own(jobs),
+            () = self.environment.dependencies.source.clients_changed() => Event::ClientsChanged,
             changed = self.work.tasks.changed() => changed.map_or(Event::TaskPanicked, |()| Event::SlotsChanged),
         }
     }
@@ -138,6 +141,10 @@ impl Session {
             Event::SlotsChanged => {
                 gather().await;
                 self.work.slots_changed();
+            }
+            Event::ClientsChanged => {
+                gather().await;
+                self.work.clients_changed();
             }
             Event::Poll => {
                 let half = (self.config().poll / 2).min(LONGEST_SILENCE);

@@ -58,7 +58,8 @@ impl Session {
         }
         let (recorder, recording) = Recorder::start(Store::clone(store), id, commits, dependencies.meters.commits.clone());
         let registry = &dependencies.registry;
-        let held = Arc::new(Held::new(config.concurrency, registry.threads.clone(), registry.class_slots()));
+        let held = Held::new(config.concurrency, registry.threads.clone(), registry.class_slots());
+        let held = Arc::new(held.for_clients(dependencies.source.places()));
         dependencies.watchdog.progress();
         let heartbeat = Heartbeat {
             store: dependencies.heartbeat_store.clone(),

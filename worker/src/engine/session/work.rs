@@ -180,6 +180,12 @@ impl Work {
         self.note_free_slots();
     }
 
+    /// Offers as many slots as clients wait now.
+    pub(crate) fn clients_changed(&mut self) {
+        self.slots_changed();
+        self.turn.is_outdated |= !self.turn.offers(&self.environment.held.offered(self.is_accepting()));
+    }
+
     /// Marks the roster as outdated if this worker needs jobs and the recruiter does not know so.
     fn note_free_slots(&mut self) {
         if self.environment.held.wanted(self.is_accepting()).is_some_and(|offered| !self.turn.offers(&offered)) {

@@ -85,7 +85,7 @@ impl Intake {
             }
         }
         match &self.dependencies().source {
-            Source::Roster => {
+            Source::Roster | Source::Clients(_) => {
                 Startable::keep_order(&mut startable, jobs, &mut self.last_place);
                 startable
             }

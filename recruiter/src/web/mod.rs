@@ -1,0 +1,154 @@
+//! `recruiter web`: an HTTP API, for programs in any language.
+//!
+//! | file | content |
+//! |---|---|
+//! | `args` | the flags |
+//! | `access` | who may do what: tokens in a file, roles, and requests that a browser makes for another page |
+//! | `audit` | changes, each with its entry in the audit |
+//! | `live` | events for many readers, from one subscription |
+//! | `problem` | why a request is refused, as JSON |
+//! | `requests` | the parts of a request, read with the messages of the command line |
+//! | `api` | what is answered |
+//! | `work` | workers whose jobs clients execute |
+//! | `token` | `recruiter web token`: makes a token |
+
+mod access;
+mod api;
+mod args;
+mod audit;
+mod live;
+mod problem;
+mod requests;
+mod token;
+mod work;
+
+use std::{io::Write, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use axum::{Router, extract::State, middleware::from_fn_with_state};
+use hyper_util::service::TowerToHyperService;
+use recruiter_common::{
+    exit::Exit,
+    http::{Bounds, serve},
+    service::{self, Watchdog},
+    shutdown::Shutdown,
+    store::{ConnectArgs, Store},
+};
+use tokio::{sync::Semaphore, time::timeout};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{AbortOnDropHandle, TaskTracker},
+};
+
+pub use self::args::WebArgs;
+use self::{
+    access::{Access, Role, refuse_other_pages},
+    args::WebCommand,
+    live::Live,
+    problem::Problem,
+    work::Work,
+};
+
+/// The name in the logs of MongoDB.
+const APP_NAME: &str = "recruiter web";
+const BOUNDS: Bounds = Bounds {
+    connections: 1_000,
+    head_within: Duration::from_secs(30),
+    head_bytes: 65_536,
+    one_request_within: None,
+    read_within: Duration::from_secs(30),
+};
+/// Maximum number of streams of events and messages at a time. Other requests have the rest of the connections.
+const STREAMS: usize = 500;
+/// How long a stop waits for requests that have begun.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// What all requests share.
+struct Web {
+    store: Store,
+    access: Access,
+    work: Arc<Work>,
+    /// Changes that have begun.
+    tasks: TaskTracker,
+    live: Live,
+    /// Streams that may be opened.
+    streams: Arc<Semaphore>,
+    /// Ends all streams.
+    stop: CancellationToken,
+}
+
+type Shared = State<Arc<Web>>;
+
+/// Serves until a stop is requested.
+///
+/// # Errors
+/// When the tokens or the address cannot be used, or MongoDB cannot at the start. Later the process waits for MongoDB.
+pub async fn run(args: WebArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
+    if let Some(WebCommand::Token(args)) = &args.command {
+        return Ok(token::run(args, out)?);
+    }
+    let access = args.access()?;
+    let listener = args.listen().await?;
+    let at = listener.local_addr().context("the address of the API is not known")?;
+    args.check_open(at, &access)?;
+    let _monitoring = args.metrics.serve("recruiter-web").await?;
+    let store = tokio::select! {
+        connected = connected(connect, &access) => connected?,
+        () = shutdown.requested() => return Ok(()),
+    };
+    let work = Arc::new(Work::new(connect.clone()));
+    let _looking = work.look_after();
+    tracing::info!(address = %at, "serving the API at /api/v1");
+    service::ready(&format!("serving http://{at}/api/v1"));
+    let (stop, watchdog) = (CancellationToken::new(), Watchdog::of_this_process());
+    let tasks = TaskTracker::new();
+    let streams = Arc::new(Semaphore::new(STREAMS));
+    let web = Web { store, access, work: work.clone(), tasks: tasks.clone(), live: Live::default(), streams, stop: stop.clone() };
+    let service = TowerToHyperService::new(router(Arc::new(web)));
+    let mut serving = AbortOnDropHandle::new(tokio::spawn(serve(listener, BOUNDS, service, stop.clone())));
+    while !shutdown.is_requested() {
+        watchdog.progress();
+        shutdown.sleep(watchdog.next_in()).await;
+    }
+    service::stopping();
+    // Clients may still end the jobs that they have.
+    tokio::select! {
+        () = work.stop() => {}
+        () = shutdown.aborted() => {}
+    }
+    stop.cancel();
+    tasks.close();
+    let ended = async {
+        let ended = (&mut serving).await;
+        tasks.wait().await;
+        ended
+    };
+    tokio::select! {
+        ended = timeout(GRACE, ended) => match ended {
+            Ok(ended) => ended.context("the server has failed"),
+            Err(_) => {
+                tracing::warn!("requests were still running after {} s, and are broken off", GRACE.as_secs());
+                Ok(())
+            }
+        },
+        () = shutdown.aborted() => Err(anyhow::anyhow!("stopped by a second signal").context(Exit::Aborted)),
+    }
+}
+
+/// Who only shows needs no right to write.
+async fn connected(connect: &ConnectArgs, access: &Access) -> Result<Store, recruiter_common::ConnectError> {
+    if access.highest() == Some(Role::Viewer) {
+        Store::connect_to_ask(connect, APP_NAME).await
+    } else {
+        Store::connect(connect, APP_NAME).await
+    }
+}
+
+fn router(web: Arc<Web>) -> Router {
+    Router::new()
+        .nest("/api/v1", api::router(&web))
+        .fallback(|| async { Problem::not_found("there is nothing at this path; /api/v1/openapi.json lists what there is") })
+        .method_not_allowed_fallback(|| async { Problem::wrong_method() })
+        .layer(from_fn_with_state(web.clone(), refuse_other_pages))
+        .with_state(web)
+}
