@@ -6,7 +6,7 @@
 //! | [`run`] | `recruiter run`: wait for the lease, lead, stand by |
 //! | `leader` | a term of leadership: the duties, and how a job finds its worker |
 //! | `views` | what programs read of jobs, as JSON; and which jobs, in words |
-//! | [`web`] | `recruiter web`: the HTTP API |
+//! | [`web`] | `recruiter web`: the HTTP API and the pages |
 //! | [`cli`] | the command line, one command per file |
 
 pub mod cli;

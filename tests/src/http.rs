@@ -1,6 +1,6 @@
-//! A client of the HTTP API, and the process that serves it.
+//! A client of the HTTP API and the pages, and the process that serves them.
 
-use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, header::CONTENT_TYPE};
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, header::CONTENT_TYPE, redirect::Policy};
 use serde_json::Value;
 
 use crate::{
@@ -34,12 +34,22 @@ impl Api {
             Some(format!("http://{}", line.split_once("address=")?.1.split_whitespace().next()?))
         };
         let at = wait_for(SOON, "it serves the API", named).await;
-        Self { process, at, client: Client::builder().no_proxy().timeout(SOON).build().expect("a client") }
+        Self { process, at, client: Client::builder().no_proxy().redirect(Policy::none()).timeout(SOON).build().expect("a client") }
     }
 
     /// A request of a path below `/api/v1`.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.client.request(method, format!("{}/api/v1{path}", self.at))
+    }
+
+    /// A request of a page. A redirection is not followed.
+    pub fn page(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.at))
+    }
+
+    /// Reads a page.
+    pub async fn read(&self, path: &str) -> (u16, String) {
+        text(self.page(Method::GET, path)).await
     }
 
     /// Reads a path.
@@ -129,6 +139,26 @@ pub async fn answer(request: RequestBuilder) -> (u16, Value) {
         assert!(value["detail"].as_str().is_some_and(|detail| detail.len() > 10), "{value}");
     }
     (status.as_u16(), value)
+}
+
+/// The status and the text of an answer, which is a page. Every page has the headers that keep others out.
+pub async fn text(request: RequestBuilder) -> (u16, String) {
+    let response = request.send().await.expect("it answers");
+    let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let policy = header("content-security-policy");
+    assert!(
+        policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"),
+        "{policy}"
+    );
+    assert_eq!(
+        ["x-content-type-options", "referrer-policy", "cache-control"].map(header),
+        ["nosniff", "same-origin", "no-store"],
+        "{}",
+        response.url()
+    );
+    let status = response.status();
+    assert!(status.is_redirection() || content(&response).starts_with("text/html"), "{} {status}", response.url());
+    (status.as_u16(), response.text().await.expect("the whole page comes"))
 }
 
 fn content(response: &Response) -> &str {

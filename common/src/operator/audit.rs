@@ -16,7 +16,7 @@ const KEPT_FOR: TimeDelta = TimeDelta::days(400);
 /// An action that is about to be done.
 #[derive(Clone, Debug)]
 pub struct Intended<'a> {
-    /// The name of the token; `None` without one.
+    /// The name of the token or the person; `None` without one.
     pub caller: Option<&'a str>,
     /// The address of the client.
     pub address: String,

@@ -3,22 +3,18 @@
 
 use std::{io::Write, time::Duration};
 
-use anstyle::AnsiColor;
 use anyhow::anyhow;
-use bson::{Bson, Document};
+use bson::Bson;
 use clap::{Args, Subcommand};
 use recruiter_common::{
     Page, Reason,
     control::Change,
-    failure::Failure,
     ids::JobId,
     instant::Instant,
     job::{
-        Execution, FinishReason, Job, JobProgress, JobState, Settings, Stage, StoredPolicy,
-        bundle::{failure_of, is_done},
-        notes::{CHECKPOINT, Log, LogLine},
+        Execution, Job, JobProgress,
+        notes::{CHECKPOINT, Log},
     },
-    retry_policy::RetryPolicies,
     shutdown::Shutdown,
     spec::{duration_of_text, id_of_text},
     store::{ConnectArgs, LOOK_LIMIT, Store, lossy},
@@ -30,16 +26,18 @@ use super::{
     exit::{or_stopped, usage},
     export::{self, EXPORT_EXAMPLES, ExportArgs},
     filter::check_reason,
-    output::{Format, apart, briefly_apart, moment, printable},
+    output::{Format, apart, moment, printable},
     redaction::Reveal,
     revise::NewContent,
-    view::{Row, Stored, document_line, fields, id_in, json_line, left, or_dash, print, right},
+    view::{Row, Stored, colour, document_line, fields, json_line, left, print, right},
     wait::until_ended,
 };
 use crate::views::{
     extended,
     filter::FilterArgs,
-    job::{MALFORMED, Read, to_json, why_to_document},
+    job::{Read, to_json, why_to_document},
+    story::{Line, ended, id_in, items, log_line, ran, settings, state},
+    tone::Tone,
 };
 
 /// Width of the names of fields, in characters.
@@ -200,105 +198,17 @@ async fn list(args: ListArgs, connect: &ConnectArgs, out: &mut impl Write) -> an
 
 /// A job, or a document that is none.
 fn view(job: &Read, now: Instant) -> Stored {
-    let ([id, state, class, group, priority, starts, when], colour, below) = match job {
-        Ok(job) => texts_of_job(job, now),
-        Err((document, error)) => (texts_of_malformed(&lossy(document)), Some(AnsiColor::Red), Some(printable(&error.to_string(), 400))),
-    };
+    let line = Line::of(job, now);
     let cells = [
-        left("ID", id),
-        left("STATE", state).coloured(colour),
-        left("CLASS", class).cut_to(8),
-        left("GROUP", group).cut_to(6),
-        right("PRIORITY", priority).if_roomy(),
-        right("STARTS", starts),
-        left("WHEN", when),
+        left("ID", line.id),
+        left("STATE", line.state).coloured(colour(Tone::of_stage(line.stage))),
+        left("CLASS", line.class).cut_to(8),
+        left("GROUP", line.group).cut_to(6),
+        right("PRIORITY", line.priority).if_roomy(),
+        right("STARTS", line.starts),
+        left("WHEN", line.when),
     ];
-    Stored { document: to_json(job, now), row: Row::from(cells).below(below) }
-}
-
-/// The fields that can be read.
-fn texts_of_malformed(document: &Document) -> [String; 7] {
-    let text = |value: Option<&Bson>, width| {
-        value.map_or_else(|| "-".into(), |value| printable(value.as_str().unwrap_or(&value.to_string()), width))
-    };
-    let class = document.get_document("workable").ok().and_then(|workable| workable.get("class"));
-    [
-        document.get("_id").map(id_in).unwrap_or_default(),
-        MALFORMED.into(),
-        text(class, 32),
-        text(document.get("group"), 24),
-        text(document.get("priority"), 8),
-        text(document.get("attempts"), 8),
-        "-".into(),
-    ]
-}
-
-fn texts_of_job(job: &Job, now: Instant) -> ([String; 7], Option<AnsiColor>, Option<String>) {
-    let stage = Stage::of(job, now);
-    let colour = match stage {
-        Stage::Waits | Stage::Postponed | Stage::Queued => None,
-        Stage::Running => Some(AnsiColor::Cyan),
-        Stage::Cancelling | Stage::Cancelled => Some(AnsiColor::Yellow),
-        Stage::Done => Some(AnsiColor::Green),
-        Stage::Failed => Some(AnsiColor::Red),
-    };
-    let failure = job.last_execution.as_ref().and_then(|execution| {
-        let class = execution.class.as_deref()?;
-        Some(format!("{}: {}", printable(class, 80), printable(execution.message.as_deref().unwrap_or_default(), 400)))
-    });
-    let below = match (&job.state, failure) {
-        (JobState::Archived { why }, _) if *why == FinishReason::DONE || *why == FinishReason::CANCELLED => None,
-        (JobState::Archived { why }, None) => Some(printable(why.as_str(), 80)),
-        // The reasons `malformed` and `interrupted` are also error classes: show them once.
-        (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),
-        (JobState::Archived { why }, Some(failure)) => Some(format!("{}; {failure}", printable(why.as_str(), 80))),
-        (JobState::Waiting { .. }, failure) => failure.map(|failure| format!("failed before; {failure}")),
-        (JobState::Locked { .. }, _) => JobProgress::of_job(job).map(|progress| printable(&progress.to_string(), 400)),
-    };
-    let cells = [
-        job.id.to_string(),
-        stage.word().into(),
-        printable(&job.class, 32),
-        printable(job.settings.group(), 24),
-        job.settings.priority().to_string(),
-        job.attempts.to_string(),
-        or_dash(when(job, stage, now, briefly_apart)),
-    ];
-    (cells, colour, below)
-}
-
-/// What a job waits for that has no date.
-fn waits_for(job: &Job) -> String {
-    match job.parents().len() {
-        _ if !job.is_waiting => "for its predecessor".into(),
-        1 => "for 1 job".into(),
-        jobs => format!("for {jobs} jobs"),
-    }
-}
-
-/// Since or until when a job is in this stage, if that is known.
-fn when(job: &Job, stage: Stage, now: Instant, apart: fn(Instant, Instant) -> String) -> Option<String> {
-    let execution = job.last_execution.as_ref();
-    match job.state {
-        JobState::Waiting { .. } if stage == Stage::Waits => Some(waits_for(job)),
-        JobState::Waiting { at } => Some(format!("{} {}", if at <= now { "due" } else { "in" }, apart(at, now))),
-        JobState::Locked { .. } => execution?.started_at.map(|at| format!("for {}", apart(at, now))),
-        JobState::Archived { .. } => execution?.ended_at.map(|at| format!("{} ago", apart(at, now))),
-    }
-}
-
-/// The state of a job in words, with its dates and its finish reason.
-fn state(job: &Job, now: Instant) -> String {
-    let stage = Stage::of(job, now);
-    let when = when(job, stage, now, apart).unwrap_or_default();
-    let more = match &job.state {
-        JobState::Waiting { at } if stage != Stage::Waits => {
-            format!("due {} {} ({})", if *at <= now { "for" } else { "in" }, apart(*at, now), moment(*at))
-        }
-        JobState::Archived { why } if stage == Stage::Failed => format!("{}, {when}", printable(why.as_str(), 80)),
-        JobState::Waiting { .. } | JobState::Locked { .. } | JobState::Archived { .. } => when,
-    };
-    format!("{}, {more}", stage.word())
+    Stored { document: to_json(job, now), row: Row::from(cells).below(line.below) }
 }
 
 async fn show(id: JobId, format: Format, reveal: Reveal, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
@@ -356,7 +266,7 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
         writeln!(out, "log")?;
         log.lines().try_for_each(|line| writeln!(out, "  {}", log_line(line)))?;
     }
-    let history: Vec<&Execution> = history(job).collect();
+    let history: Vec<&Execution> = job.every_execution().collect();
     if history.is_empty() {
         return writeln!(out, "never started");
     }
@@ -370,73 +280,8 @@ fn describe(job: &Job, now: Instant, out: &mut impl Write) -> std::io::Result<()
     Ok(())
 }
 
-/// Every setting that the job has, with its name in words.
-fn settings(settings: &Settings) -> Vec<(String, String)> {
-    let Ok(Value::Object(all)) = serde_json::to_value(settings) else { return Vec::new() };
-    let text = |name: &str, value: Value| match value {
-        Value::Object(_) if name == "retry_policy" => retry_policy(settings.retry_policy()),
-        Value::String(text) => printable(&text, 256),
-        Value::Array(texts) => texts.iter().filter_map(Value::as_str).map(|text| printable(text, 256)).collect::<Vec<_>>().join(", "),
-        other @ (Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_)) => printable(&other.to_string(), 256),
-    };
-    all.into_iter().map(|(name, value)| (name.replace('_', " "), text(&name, value))).collect()
-}
-
-fn log_line(line: &LogLine) -> String {
-    let item = line.item.map(|item| format!(" item {item}")).unwrap_or_default();
-    format!("{} attempt {}{item}: {}", moment(line.at), line.attempt, printable(&line.line, 1_024))
-}
-
-/// The policy, with any error in its parameters: a worker ignores an unknown parameter.
-fn retry_policy(policy: &StoredPolicy) -> String {
-    let mut text = printable(&policy.class, 256);
-    if policy.parameters != Bson::Null {
-        text.push(' ');
-        text.push_str(&printable(&policy.parameters.clone().into_relaxed_extjson().to_string(), 400));
-    }
-    match RetryPolicies::default().check(policy) {
-        Err(problem) if problem.unknown_class().is_none() => {
-            text.push_str(&format!(" ({})", printable(&problem.to_string(), 400)));
-        }
-        Ok(()) | Err(_) => {}
-    }
-    text
-}
-
-/// Counts of the outcomes of a bundle's items, as text.
-fn items(outcomes: &[Bson]) -> String {
-    let done = outcomes.iter().filter(|outcome| is_done(outcome)).count();
-    let failed: Vec<(usize, Failure)> =
-        outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, failure_of(outcome)?.0))).collect();
-    let first = failed.first().map(|(index, failure)| printable(&format!(", the first of them item {index}: {}", failure.message), 400));
-    format!("{done} of {} done, {} failed{}", outcomes.len(), failed.len(), first.unwrap_or_default())
-}
-
-/// The ended executions and the latest one. While a job waits for a retry, its latest execution is also in
-/// `executions`.
-fn history(job: &Job) -> impl Iterator<Item = &Execution> {
-    let last = job.last_execution.as_ref().filter(|last| job.executions.last() != Some(last));
-    job.executions.iter().chain(last)
-}
-
 fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write) -> std::io::Result<()> {
-    let process = match (&execution.hostname, execution.pid) {
-        (Some(hostname), Some(pid)) => format!(" on {}:{pid}", printable(hostname, 80)),
-        _ => String::new(),
-    };
-    let ran = match (execution.started_at, execution.ended_at) {
-        (Some(started), Some(ended)) => format!("{}{process}, {} ms", moment(started), (ended - started).num_milliseconds().max(0)),
-        (Some(started), None) => format!("{}{process}, running for {}", moment(started), apart(started, now)),
-        (None, Some(ended)) => format!("{}, never started", moment(ended)),
-        (None, None) => "at an unknown time".into(),
-    };
-    let outcome = match (&execution.class, execution.crashed) {
-        (_, Some(true)) => "its worker died",
-        (Some(_), _) => "failed",
-        (None, _) if execution.ended_at.is_some() => "succeeded",
-        (None, _) => "not ended",
-    };
-    writeln!(out, "  {ran}: {outcome}")?;
+    writeln!(out, "  {}: {}", ran(execution, now), ended(execution))?;
     if let Some(class) = &execution.class {
         writeln!(out, "    {}: {}", printable(class, 256), printable(execution.message.as_deref().unwrap_or_default(), 4_096))?;
     }
@@ -445,7 +290,7 @@ fn describe_execution(execution: &Execution, now: Instant, out: &mut impl Write)
 
 #[cfg(test)]
 mod tests {
-    use bson::doc;
+    use bson::{Document, doc};
 
     use super::{
         super::view::{Screen, table},
@@ -470,30 +315,6 @@ mod tests {
         let mut out = Vec::new();
         describe(job, Instant::UNIX_EPOCH, &mut out).unwrap();
         String::from_utf8(out).unwrap()
-    }
-
-    #[test]
-    fn states_are_said_in_few_words() {
-        let check = |more: Document, now: i64, expected: &str| {
-            assert_eq!(state(&job(more), bson::DateTime::from_millis(now).to_chrono()), expected);
-        };
-        let at = bson::DateTime::from_millis(10_000);
-        let started = doc! { "worker": bson::oid::ObjectId::new(), "start": bson::oid::ObjectId::new(), "started_at": at };
-        check(doc! {}, 0, "postponed, due in 1m (1970-01-01T00:01:00.000Z)");
-        check(doc! {}, 65_000, "queued, due for 5s (1970-01-01T00:01:00.000Z)");
-        check(doc! { "locked": true, "last_execution": started.clone() }, 20_000, "running, for 10s");
-        check(doc! { "locked": true, "last_execution": started, "cancel_requested_at": at }, 20_000, "cancelling, for 10s");
-        check(doc! { "why": "done", "last_execution": { "ended_at": at } }, 20_000, "done, 10s ago");
-        check(doc! { "why": "gave-up", "last_execution": { "ended_at": at } }, 20_000, "failed, gave-up, 10s ago");
-        let latest = bson::DateTime::from_millis(253_402_300_799_999);
-        let waits = doc! { "scheduled_at": latest, "waiting": true, "waits_for": [bson::oid::ObjectId::new(), bson::oid::ObjectId::new()] };
-        check(waits.clone(), 0, "waits, for 2 jobs");
-        let once_more = doc! { "scheduled_at": latest, "unique_after": "k" };
-        check(once_more.clone(), 0, "waits, for its predecessor");
-        for (more, when) in [(waits, "for 2 jobs"), (once_more, "for its predecessor")] {
-            let row = listed(120, vec![job(more).document.try_into().unwrap()]);
-            assert!(row.contains(" waits ") && row.ends_with(&format!("{when}\n")), "{row}");
-        }
     }
 
     #[test]
@@ -559,20 +380,6 @@ mod tests {
         assert!(never.ends_with("never started\n"), "{never}");
         // The date is the one in the job's id (its bytes are 0x07), not the end of the job and not 1970.
         assert!(never.contains("enqueued     1973-09-"), "{never}");
-    }
-
-    #[test]
-    fn a_policy_is_shown_with_what_is_misspelt_in_it() {
-        let check = |parameters: Bson, expected: &str| {
-            assert_eq!(retry_policy(&StoredPolicy { class: "RetryForever".into(), parameters }), expected);
-        };
-        check(
-            doc! { "seconds_to_wait_before_retry": 60, "jiter": 1 }.into(),
-            "RetryForever {\"seconds_to_wait_before_retry\":60,\"jiter\":1} (RetryForever: `jiter` is unknown; the known parameters are seconds_to_wait_before_retry)",
-        );
-        check(doc! { "seconds_to_wait_before_retry": 60 }.into(), "RetryForever {\"seconds_to_wait_before_retry\":60}");
-        let own = StoredPolicy { class: "Mine".into(), parameters: Bson::Null };
-        assert_eq!(retry_policy(&own), "Mine");
     }
 
     fn listed(width: usize, documents: Vec<Document>) -> String {

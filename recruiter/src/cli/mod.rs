@@ -172,7 +172,7 @@ impl Program for Config {
 enum Command {
     /// Assign jobs to workers until stopped
     Run(run::RunArgs),
-    /// Serve an HTTP API, for programs in any language, until stopped
+    /// Serve an HTTP API, for programs in any language, and pages, for people, until stopped
     Web(Box<web::WebArgs>),
     /// Enqueue one job, or many from a file, and write their ids
     #[command(after_help = ENQUEUE_EXAMPLES)]

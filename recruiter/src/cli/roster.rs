@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use anstyle::AnsiColor;
-use bson::Bson;
 use recruiter_common::{
     instant::Instant,
     store::{ConnectArgs, Store},
@@ -12,9 +10,9 @@ use recruiter_common::{
 use super::{
     output::{Format, briefly_apart, printable},
     presence::Worker,
-    view::{Row, Stored, id_in, left, or_dash, print, right},
+    view::{Row, Stored, colour, id_in, left, or_dash, print, right},
 };
-use crate::views::workers;
+use crate::views::workers::{self, jobs_of, state, wanted, works_on};
 
 pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
@@ -45,57 +43,25 @@ pub(super) fn write_overdue(out: &mut impl Write, workers: usize) -> std::io::Re
     }
 }
 
-/// The state of a worker, and its colour.
-pub(super) fn state(worker: &Worker) -> (&'static str, Option<AnsiColor>) {
-    let state = workers::state(worker);
-    let colour = match state {
-        "malformed" | "dead" => Some(AnsiColor::Red),
-        "silent" | "stopping" | "quiet" => Some(AnsiColor::Yellow),
-        "available" => Some(AnsiColor::Green),
-        "busy" => Some(AnsiColor::Cyan),
-        _ => None,
-    };
-    (state, colour)
-}
-
-/// The groups whose jobs a worker takes.
-pub(super) fn works_on(worker: &Worker) -> String {
-    match worker.document.get("work_on") {
-        Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
-        Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),
-        Some(Bson::String(group)) if group == "*" => "all groups".into(),
-        Some(Bson::String(group)) => group.clone(),
-        _ => "nothing".into(),
-    }
-}
-
 /// The document of a worker, and a row with the fields that can be read.
 fn view(worker: &Worker, now: Instant) -> Stored {
     let document = &worker.document;
     let text = |field, width| or_dash(document.get_str(field).ok().map(|text| printable(text, width)));
     let number = |field| or_dash(document.get(field).map(|number| printable(&number.to_string(), 12)));
-    let (state, colour) = state(worker);
-    let jobs = match document.get("working_on") {
-        Some(Bson::Array(jobs)) => jobs.len(),
-        other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
-    };
+    let (state, tone) = state(worker);
     let seen = document.get_datetime("last_seen_at").map(|at| format!("{} ago", briefly_apart(at.to_chrono(), now)));
     let cells = [
         left("WORKER", or_dash(document.get("_id").map(id_in))),
-        left("STATE", state).coloured(colour),
+        left("STATE", state).coloured(colour(tone)),
         left("HOST:PID", format!("{}:{}", text("hostname", 32), number("pid"))).cut_to(10),
         right("FREE", format!("{}/{}", number("free"), number("capacity"))),
-        right("JOBS", jobs),
+        right("JOBS", jobs_of(worker)),
         right("SEEN", seen.unwrap_or_else(|_| "never".into())),
     ];
     let listed = |names: &[String]| printable(&names.join(", "), 1_000);
     let classes = if worker.classes.is_empty() { "no classes".into() } else { format!("classes {}", listed(&worker.classes)) };
     let policies = worker.policies.as_deref().map(|policies| format!("; retry policies {}", listed(policies))).unwrap_or_default();
-    let request = worker.request.as_ref().map(|request| {
-        let since = request.at.map_or_else(String::new, |at| format!(", {} ago", briefly_apart(at, now)));
-        format!("{} wanted by {}{since}; ", request.wanted.as_str(), printable(&request.by, 80))
-    });
-    let request = request.unwrap_or_default();
+    let request = wanted(worker, now).map(|wanted| format!("{wanted}; ")).unwrap_or_default();
     let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on(worker), 200), text("version", 16));
     Stored { document: workers::to_json(worker), row: Row::from(cells).below(Some(below)) }
 }

@@ -10,7 +10,7 @@ use recruiter_common::{
     exit::Exit,
     flags::name_of_text,
     instant::Instant,
-    schedules::{InvalidSchedule, Run, ScheduleError, StoredSchedule},
+    schedules::{InvalidSchedule, ScheduleError, StoredSchedule},
     shutdown::Shutdown,
     store::ConnectArgs,
 };
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::views::{
     outcome_of,
-    schedules::{SHOWN_NEXT, redact, state, to_json},
+    schedules::{SHOWN_NEXT, pause_of, redact, run_of, skipped_of, state, to_json},
 };
 
 /// The name of this command in the logs of MongoDB.
@@ -201,18 +201,6 @@ fn below(schedule: &StoredSchedule) -> String {
     parts.join("; ")
 }
 
-fn pause_of(schedule: &StoredSchedule) -> Option<String> {
-    let paused = schedule.paused.as_ref()?;
-    let by = paused.by.as_deref().map(|by| format!(" by {}", printable(by, 80))).unwrap_or_default();
-    let reason = paused.reason.as_deref().filter(|reason| !reason.is_empty());
-    Some(format!("paused{by}{}", reason.map(|reason| format!(": {}", printable(reason, 200))).unwrap_or_default()))
-}
-
-fn skipped_of(schedule: &StoredSchedule) -> Option<String> {
-    let skipped = schedule.skipped;
-    (skipped.overlap + skipped.missed > 0).then(|| format!("skipped: {} overlapping, {} missed", skipped.overlap, skipped.missed))
-}
-
 async fn show(
     OneSchedule { name, format }: &OneSchedule,
     reveal: Reveal,
@@ -241,11 +229,6 @@ async fn show(
     let next = schedule.next_runs(now, SHOWN_NEXT).into_iter().map(|at| ("next run", moment(at)));
     let runs = schedule.runs.iter().rev().map(|run| ("run", run_of(run)));
     Ok(fields(out, NAMES, known.chain(next).chain(runs).map(|(field, text)| (field, printable(&text, 4_000))))?)
-}
-
-fn run_of(run: &Run) -> String {
-    let slot = run.slot.map_or_else(|| "manual".into(), |slot| format!("of {}", moment(slot)));
-    format!("{}, job {}, enqueued {}", slot, run.job, moment(run.at))
 }
 
 async fn run_now(name: &str, format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {

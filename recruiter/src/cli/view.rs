@@ -8,7 +8,7 @@ use std::{
 };
 
 use anstyle::{AnsiColor, Reset};
-use bson::{Bson, Document};
+use bson::Document;
 use serde::Serialize;
 use serde_json::Value;
 use tabled::{
@@ -16,9 +16,9 @@ use tabled::{
     settings::{Alignment, Color, Padding, Style, Width, object::Columns, peaker::Peaker},
 };
 
-use super::output::{Format, printable};
-use crate::views::extended;
-pub(super) use crate::views::{date, outcome_of as outcome, texts};
+use super::output::Format;
+pub(super) use crate::views::{date, or_dash, outcome_of as outcome, story::id_in, texts};
+use crate::views::{extended, tone::Tone};
 
 /// Width in characters when the output is not a terminal.
 const PLAIN_WIDTH: usize = 80;
@@ -84,19 +84,20 @@ pub fn document_line(out: &mut impl Write, document: Document) -> io::Result<()>
     json_line(out, &extended(document))
 }
 
-/// An id for people.
-pub(super) fn id_in(id: &Bson) -> String {
-    id.as_object_id().map_or_else(|| printable(&id.to_string(), 24), |id| id.to_hex())
+/// The colour of a state.
+pub(super) fn colour(tone: Tone) -> Option<AnsiColor> {
+    match tone {
+        Tone::Plain => None,
+        Tone::Good => Some(AnsiColor::Green),
+        Tone::Active => Some(AnsiColor::Cyan),
+        Tone::Warning => Some(AnsiColor::Yellow),
+        Tone::Bad => Some(AnsiColor::Red),
+    }
 }
 
 /// What precedes the outcome of a dry run, for people.
 pub(super) fn dry(dry_run: bool) -> &'static str {
     if dry_run { "(dry run) " } else { "" }
-}
-
-/// A text for people, `-` if there is none.
-pub(super) fn or_dash(text: Option<impl ToString>) -> String {
-    text.map_or_else(|| "-".into(), |text| text.to_string())
 }
 
 /// Width and colours of the output.

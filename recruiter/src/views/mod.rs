@@ -1,19 +1,24 @@
-//! What programs read: the JSON that the commands write with `--json`, and the HTTP API answers. MongoDB's relaxed extended JSON.
+//! What programs read: the JSON that the commands write with `--json`, and the HTTP API answers. MongoDB's relaxed extended JSON. And what
+//! people read, in the terminal and in the pages.
 //!
 //! | file | content |
 //! |---|---|
 //! | `audit` | an entry of the audit |
+//! | `counts` | how many jobs wait and run in each group |
 //! | `graph` | the jobs of a graph |
 //! | `groups` | groups, with their settings |
 //! | `job` | a job, why it waits, and how it has ended |
 //! | `limits` | limits, who holds their permits, and pauses |
 //! | `filter` | which jobs, in words |
 //! | `outcome` | what a change has done to a job or a worker |
-//! | `schedules` | a schedule |
+//! | `schedules` | a schedule, also in words |
 //! | `stats` | numbers of jobs, and why they wait |
-//! | `workers` | a worker, and what a request to it has done |
+//! | `story` | a job in words |
+//! | `tone` | how good or bad a state is |
+//! | `workers` | a worker, also in words, and what a request to it has done |
 
 pub(crate) mod audit;
+pub(crate) mod counts;
 pub(crate) mod filter;
 pub(crate) mod graph;
 pub(crate) mod groups;
@@ -22,6 +27,8 @@ pub(crate) mod limits;
 pub(crate) mod outcome;
 pub(crate) mod schedules;
 pub(crate) mod stats;
+pub(crate) mod story;
+pub(crate) mod tone;
 pub(crate) mod workers;
 
 use bson::{Bson, Document, doc};
@@ -55,4 +62,9 @@ pub(crate) fn date<S: Serializer>(at: &(impl Into<Option<Instant>> + Copy), to: 
 /// The texts of these things.
 pub(crate) fn texts<'a, T: ToString + 'a>(things: impl IntoIterator<Item = &'a T>) -> Vec<String> {
     things.into_iter().map(ToString::to_string).collect()
+}
+
+/// A text for people, `-` if there is none.
+pub(crate) fn or_dash(text: Option<impl ToString>) -> String {
+    text.map_or_else(|| "-".into(), |text| text.to_string())
 }

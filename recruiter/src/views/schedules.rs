@@ -1,10 +1,11 @@
-//! A schedule of periodic jobs, as it is shown.
+//! A schedule of periodic jobs, as it is shown, and in words.
 
 use bson::doc;
 use recruiter_common::{
     instant::Instant,
-    schedules::{InvalidSchedule, StoredSchedule},
+    schedules::{InvalidSchedule, Run, StoredSchedule},
     store::Redaction,
+    text::{moment, printable},
 };
 use serde_json::Value;
 
@@ -42,4 +43,24 @@ pub(crate) fn redact(schedule: &mut StoredSchedule, redaction: &Redaction) {
     if let Ok(job) = schedule.document.get_document_mut("job") {
         redaction.template(job);
     }
+}
+
+/// Who has paused it, and why.
+pub(crate) fn pause_of(schedule: &StoredSchedule) -> Option<String> {
+    let paused = schedule.paused.as_ref()?;
+    let by = paused.by.as_deref().map(|by| format!(" by {}", printable(by, 80))).unwrap_or_default();
+    let reason = paused.reason.as_deref().filter(|reason| !reason.is_empty());
+    Some(format!("paused{by}{}", reason.map(|reason| format!(": {}", printable(reason, 200))).unwrap_or_default()))
+}
+
+/// The slots without a run.
+pub(crate) fn skipped_of(schedule: &StoredSchedule) -> Option<String> {
+    let skipped = schedule.skipped;
+    (skipped.overlap + skipped.missed > 0).then(|| format!("skipped: {} overlapping, {} missed", skipped.overlap, skipped.missed))
+}
+
+/// A run, and the job that it has enqueued.
+pub(crate) fn run_of(run: &Run) -> String {
+    let slot = run.slot.map_or_else(|| "manual".into(), |slot| format!("of {}", moment(slot)));
+    format!("{}, job {}, enqueued {}", slot, run.job, moment(run.at))
 }

@@ -14,6 +14,7 @@ use recruiter_common::{
     job::FinishReason,
     store::{COUNTED, Due, Finished, Lane, NotKept, SAMPLED, ScheduledJob, Situation, Store, Waiting},
     why::Why,
+    workers::{Leader, Presence},
 };
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -21,7 +22,7 @@ use serde_json::json;
 use super::{date, extended, job::why_to_document};
 
 /// Period for which archived jobs are read.
-const PERIOD: TimeDelta = TimeDelta::minutes(1);
+pub(crate) const PERIOD: TimeDelta = TimeDelta::minutes(1);
 /// Maximum number of (group, class) pairs of waiting jobs that are compared with the workers.
 pub(crate) const LANES: usize = 1_000;
 /// Maximum number of due jobs whose retry policies are compared with those that the workers know.
@@ -78,6 +79,32 @@ fn held(situation: &Situation, lanes: &[Lane], due: &[(ScheduledJob, BTreeSet<St
         }
     }
     held
+}
+
+/// Which due jobs do not start.
+pub(crate) struct Reasons {
+    /// Of the classes and groups that no worker takes.
+    pub(crate) untaken: Vec<Blocked>,
+    /// Of the others.
+    pub(crate) held: Vec<Blocked>,
+    /// Whether all lanes were compared, and not only the first ones.
+    pub(crate) are_all: bool,
+    pub(crate) leader: Leader,
+    pub(crate) workers: Presence,
+}
+
+impl Reasons {
+    /// Examines the first lanes of these groups.
+    pub(crate) async fn read(store: &Store, groups: impl IntoIterator<Item = String>, most: usize) -> Result<Self, StoreError> {
+        let lanes = store.first_lanes(groups, most).await?;
+        let situation = Situation::read(store, &lanes).await?;
+        let pairs: BTreeSet<(&str, &str)> = lanes.iter().map(|lane| (lane.group.as_str(), lane.class.as_str())).collect();
+        let untaken = pairs.into_iter().map(|(group, class)| Lane::new(group, class));
+        let untaken: Vec<Blocked> = untaken.filter_map(|lane| Some(Blocked::of(&lane, situation.why_not_taken(&lane)?))).collect();
+        let held = held(&situation, &lanes, &store.policies_of_due_jobs(&lanes, SAMPLE).await?, &untaken);
+        let (leader, workers) = (situation.leader().clone(), situation.workers().clone());
+        Ok(Self { untaken, held, are_all: lanes.len() < most, leader, workers })
+    }
 }
 
 /// Statistics of one group, or of all.
@@ -185,20 +212,14 @@ impl Statistics {
         let running = store.running().await?;
         let finished = store.finished(now - PERIOD).await?;
         let not_kept = store.not_kept(now - PERIOD).await?;
-        let lanes = store.first_lanes(waiting.keys().cloned(), LANES).await?;
-        let situation = Situation::read(store, &lanes).await?;
-        let leader = situation.leader();
-        let pairs: BTreeSet<(&str, &str)> = lanes.iter().map(|lane| (lane.group.as_str(), lane.class.as_str())).collect();
-        let untaken = pairs.into_iter().map(|(group, class)| Lane::new(group, class));
-        let untaken: Vec<Blocked> = untaken.filter_map(|lane| Some(Blocked::of(&lane, situation.why_not_taken(&lane)?))).collect();
-        let held = held(&situation, &lanes, &store.policies_of_due_jobs(&lanes, SAMPLE).await?, &untaken);
+        let Reasons { untaken, held, are_all, leader, workers } = Reasons::read(store, waiting.keys().cloned(), LANES).await?;
         Ok(Self {
             leader: leader.holder().map(str::to_owned),
             leader_line: leader.line(),
-            unrescued_workers: situation.workers().0.iter().filter(|worker| worker.is_overdue()).count(),
+            unrescued_workers: workers.0.iter().filter(|worker| worker.is_overdue()).count(),
             untaken,
             held,
-            are_all: lanes.len() < LANES,
+            are_all,
             ..Self::of(now, &waiting, &running, &finished, &not_kept)
         })
     }

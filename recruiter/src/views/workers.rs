@@ -1,38 +1,69 @@
-//! A worker, and what a request to it has done.
+//! A worker, also in words, and what a request to it has done.
 
-use bson::Document;
-use recruiter_common::workers::{Answer, Asked, Wanted, Worker, WorkerChange};
+use bson::{Bson, Document};
+use recruiter_common::{
+    instant::Instant,
+    text::{briefly_apart, printable},
+    workers::{Answer, Asked, Wanted, Worker, WorkerChange},
+};
 use serde_json::Value;
 
 use super::{
     outcome::{Outcome, Process},
+    tone::Tone,
     with_state,
 };
 
 /// The stored document, with its state.
 pub(crate) fn to_json(worker: &Worker) -> Value {
-    with_state(worker.document.clone(), state(worker))
+    with_state(worker.document.clone(), state(worker).0)
 }
 
-/// The state of a worker in one word.
-pub(crate) fn state(worker: &Worker) -> &'static str {
+/// The state of a worker, and how good it is.
+pub(crate) fn state(worker: &Worker) -> (&'static str, Tone) {
     let document = &worker.document;
     let is_worker = document.get_object_id("_id").is_ok() && worker.work_on.is_some();
     match document.get_bool("available") {
-        _ if !is_worker => "malformed",
-        _ if worker.is_retired => "dead",
-        _ if worker.silent_for.is_some() => "silent",
-        _ if worker.request.as_ref().is_some_and(|request| request.wanted == Wanted::Stop) => "stopping",
-        _ if worker.request.is_some() => "quiet",
-        Ok(true) => "available",
+        _ if !is_worker => ("malformed", Tone::Bad),
+        _ if worker.is_retired => ("dead", Tone::Bad),
+        _ if worker.silent_for.is_some() => ("silent", Tone::Warning),
+        _ if worker.request.as_ref().is_some_and(|request| request.wanted == Wanted::Stop) => ("stopping", Tone::Warning),
+        _ if worker.request.is_some() => ("quiet", Tone::Warning),
+        Ok(true) => ("available", Tone::Good),
         // A process that executes its own jobs is never available for others.
-        _ if document.get_array("work_on").is_ok_and(Vec::is_empty) && !is_working(document) => "idle",
-        _ => "busy",
+        _ if document.get_array("work_on").is_ok_and(Vec::is_empty) && !is_working(document) => ("idle", Tone::Plain),
+        _ => ("busy", Tone::Active),
     }
 }
 
 fn is_working(document: &Document) -> bool {
     document.get_array("working_on").is_ok_and(|jobs| !jobs.is_empty())
+}
+
+/// The groups whose jobs a worker takes.
+pub(crate) fn works_on(worker: &Worker) -> String {
+    match worker.document.get("work_on") {
+        Some(Bson::Array(groups)) if groups.is_empty() => "the jobs that it enqueues itself".into(),
+        Some(Bson::Array(groups)) => groups.iter().map(|group| group.as_str().unwrap_or("?")).collect::<Vec<_>>().join(", "),
+        Some(Bson::String(group)) if group == "*" => "all groups".into(),
+        Some(Bson::String(group)) => group.clone(),
+        _ => "nothing".into(),
+    }
+}
+
+/// How many jobs a worker has.
+pub(crate) fn jobs_of(worker: &Worker) -> usize {
+    match worker.document.get("working_on") {
+        Some(Bson::Array(jobs)) => jobs.len(),
+        other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
+    }
+}
+
+/// What an operator wants of a worker.
+pub(crate) fn wanted(worker: &Worker, now: Instant) -> Option<String> {
+    let request = worker.request.as_ref()?;
+    let since = request.at.map_or_else(String::new, |at| format!(", {} ago", briefly_apart(at, now)));
+    Some(format!("{} wanted by {}{since}", request.wanted.as_str(), printable(&request.by, 80)))
 }
 
 /// What a request to one worker has done.

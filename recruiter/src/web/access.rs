@@ -1,4 +1,4 @@
-//! Who may do what: tokens in a file, each with a role, and requests that a browser makes for another page.
+//! Who may do what: tokens and people in a file, each with a role, and requests that a browser makes for another page.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,7 +24,7 @@ use recruiter_common::exit::Exit;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-use super::{Web, problem::Problem};
+use super::{Web, password, problem::Problem};
 
 /// What a client may do. Each role may do what those before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, ValueEnum)]
@@ -78,14 +78,18 @@ type Hash = [u8; 32];
 /// Who a request is from.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    /// `None` without a token.
+    /// That of its token, or of the person. `None` without a token.
     name: Option<Arc<str>>,
     pub(super) role: Role,
 }
 
 impl Caller {
-    /// The name of its token.
-    pub(super) fn token(&self) -> Option<&str> {
+    pub(super) fn new(name: Option<Arc<str>>, role: Role) -> Self {
+        Self { name, role }
+    }
+
+    /// The name of its token, or of the person.
+    pub(super) fn given_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
@@ -104,12 +108,22 @@ impl fmt::Display for Caller {
     }
 }
 
-/// The file of tokens.
+/// The file of tokens and people.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Tokens {
     #[serde(default)]
     tokens: BTreeMap<String, Token>,
+    #[serde(default)]
+    people: BTreeMap<String, Person>,
+}
+
+/// Somebody who logs in: what they may do, and the hash of their password.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Person {
+    role: Role,
+    password: password::Hash,
 }
 
 /// A token: what it may do, and the SHA-256 of its text in hexadecimal digits.
@@ -131,6 +145,7 @@ fn hash<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Hash, D::Error> {
 #[derive(Debug)]
 pub(super) struct Access {
     tokens: HashMap<Hash, (Arc<str>, Role)>,
+    people: BTreeMap<String, Person>,
     anonymous: Option<Role>,
 }
 
@@ -138,9 +153,16 @@ impl Access {
     /// # Errors
     /// When the file cannot be used, or gives two names to one token.
     pub(super) fn of(file: Option<&Path>, anonymous: Option<Anonymous>) -> anyhow::Result<Self> {
-        let mut tokens = HashMap::new();
+        let (mut tokens, mut people) = (HashMap::new(), BTreeMap::new());
         if let Some(path) = file {
-            for (name, Token { role, sha256 }) in read(path)?.tokens {
+            let read = read(path)?;
+            people = read.people;
+            if let Some(name) = people.keys().find(|name| read.tokens.contains_key(*name)) {
+                let problem =
+                    format!("{}: a token and a person have the name `{name}`, and the audit could not tell them apart", path.display());
+                return Err(anyhow::anyhow!(problem).context(Exit::Config));
+            }
+            for (name, Token { role, sha256 }) in read.tokens {
                 if let Some((other, _)) = tokens.insert(sha256, (Arc::from(&*name), role)) {
                     let problem = format!("{}: the tokens `{other}` and `{name}` are the same", path.display());
                     return Err(anyhow::anyhow!(problem).context(Exit::Config));
@@ -148,7 +170,7 @@ impl Access {
             }
         }
         let usual = if file.is_some() { Anonymous::Nobody } else { Anonymous::Viewer };
-        Ok(Self { tokens, anonymous: anonymous.unwrap_or(usual).role() })
+        Ok(Self { tokens, people, anonymous: anonymous.unwrap_or(usual).role() })
     }
 
     pub(super) fn anonymous(&self) -> Option<Role> {
@@ -157,16 +179,33 @@ impl Access {
 
     /// The most that anybody may.
     pub(super) fn highest(&self) -> Option<Role> {
-        self.tokens.values().map(|(_, role)| *role).chain(self.anonymous).max()
+        let people = self.people.values().map(|person| person.role);
+        self.tokens.values().map(|(_, role)| *role).chain(people).chain(self.anonymous).max()
     }
 
-    fn check_page(&self, headers: &HeaderMap) -> Result<(), Problem> {
+    /// Whether anybody can log in.
+    pub(super) fn has_people(&self) -> bool {
+        !self.people.is_empty()
+    }
+
+    /// The person with this name.
+    pub(super) fn person(&self, name: &str) -> Option<(&str, Role, &password::Hash)> {
+        self.people.get_key_value(name).map(|(name, person)| (&**name, person.role, &person.password))
+    }
+
+    /// A link on the page of another site may be followed if `may_follow`.
+    ///
+    /// # Errors
+    /// When the request comes from the page of another site.
+    pub(super) fn check_page(&self, headers: &HeaderMap, may_follow: bool) -> Result<(), Problem> {
         const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+        const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
         let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
         let host = text(HOST).unwrap_or_default();
         let is_own =
             |origin: &str| origin.parse().is_ok_and(|uri: Uri| uri.authority().is_some_and(|authority| authority.as_str() == host));
-        let is_other_site = text(SITE).is_some_and(|site| !matches!(site, "same-origin" | "none"));
+        let follows = may_follow && text(MODE) == Some("navigate") && !headers.contains_key(ORIGIN);
+        let is_other_site = !follows && text(SITE).is_some_and(|site| !matches!(site, "same-origin" | "none"));
         if is_other_site || text(ORIGIN).is_some_and(|origin| !is_own(origin)) {
             return Err(Problem::forbidden("the request comes from the page of another site"));
         }
@@ -218,8 +257,15 @@ fn read(path: &Path) -> anyhow::Result<Tokens> {
 /// Refuses what a browser sends for the page of another site. A page could ask an API on its reader's own machine, also under a name of its
 /// own (DNS rebinding).
 pub(super) async fn refuse_other_pages(State(web): State<Arc<Web>>, request: Request, next: Next) -> Result<Response, Problem> {
-    web.access.check_page(request.headers())?;
+    web.access.check_page(request.headers(), false)?;
     Ok(next.run(request).await)
+}
+
+/// Where a request comes from. A proxy adds the address of its client at the end of what the client has sent.
+pub(super) fn address(web: &Web, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+    let told = headers.get_all("x-forwarded-for").iter().next_back().and_then(|told| told.to_str().ok());
+    let client = told.and_then(|told| told.rsplit(',').next()?.trim().parse().ok());
+    client.filter(|_| web.is_behind_proxy).unwrap_or(peer)
 }
 
 /// Whether a value of `Host` cannot be a name that somebody else has made.

@@ -3,12 +3,13 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::anyhow;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, builder::BoolishValueParser};
 use recruiter_common::{exit::Exit, monitoring::MetricsArgs};
 use tokio::net::TcpListener;
 
 use super::{
     access::{Access, Anonymous, Role},
+    person::PasswordArgs,
     token::TokenArgs,
 };
 
@@ -17,15 +18,19 @@ use super::{
 pub struct WebArgs {
     #[command(subcommand)]
     pub(super) command: Option<WebCommand>,
-    /// Address of the API. Without encryption: use a loopback address, or a proxy with TLS in front
+    /// Address of the API and the pages. Without encryption: use a loopback address, or a proxy with TLS in front
     #[arg(long, env = "RECRUITER_WEB_LISTEN", value_name = "HOST:PORT", default_value = "127.0.0.1:7420")]
     pub(super) listen: String,
-    /// TOML file with the tokens of programs, and what each may do; `recruiter web token` makes one [default: none]
+    /// TOML file with the tokens of programs and the passwords of people, and what each may do; `recruiter web token` and `recruiter web
+    /// password` make them [default: none]
     #[arg(long, env = "RECRUITER_WEB_TOKENS", value_name = "FILE")]
     pub(super) tokens: Option<PathBuf>,
     /// What a request without a token may do [default: viewer without --tokens, nobody with it]
     #[arg(long, env = "RECRUITER_WEB_ANONYMOUS", value_name = "ROLE")]
     pub(super) anonymous: Option<Anonymous>,
+    /// A proxy with TLS is in front: cookies are sent over TLS only, and its X-Forwarded-For names the client
+    #[arg(long, env = "RECRUITER_WEB_BEHIND_PROXY", value_parser = BoolishValueParser::new())]
+    pub(super) behind_proxy: bool,
     /// Where metrics are served.
     #[command(flatten)]
     pub(super) metrics: MetricsArgs,
@@ -72,4 +77,6 @@ impl WebArgs {
 pub(super) enum WebCommand {
     /// Make a token, and write what belongs into the file of --tokens
     Token(TokenArgs),
+    /// Read a password, and write what belongs into the file of --tokens
+    Password(PasswordArgs),
 }

@@ -2,16 +2,21 @@
 //!
 //! A change whose entry cannot be written is refused. One that has begun goes on to its end and is noted, also if its client has gone.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use axum::{
     extract::FromRequestParts,
     http::{StatusCode, request::Parts},
 };
-use bson::Document;
-use recruiter_common::{http::Peer, store::Intended, telemetry::chain};
+use bson::{Document, doc};
+use recruiter_common::{control::Change, http::Peer, store::Intended, telemetry::chain, workers::WorkerChange};
 
-use super::{Web, access::Caller, problem::Problem};
+use super::{
+    Web,
+    access::{Caller, address},
+    problem::Problem,
+};
+use crate::views::outcome::Outcome;
 
 /// Who asks for a change.
 #[derive(Debug)]
@@ -23,17 +28,17 @@ pub(super) struct Actor {
 impl FromRequestParts<Arc<Web>> for Actor {
     type Rejection = Problem;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Arc<Web>) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, web: &Arc<Web>) -> Result<Self, Problem> {
         let known = parts.extensions.get::<Caller>().zip(parts.extensions.get::<Peer>());
         let (caller, Peer(peer)) = known.ok_or_else(|| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "it is not known who asks"))?;
-        Ok(Self { caller: caller.clone(), address: peer.ip() })
+        Ok(Self { caller: caller.clone(), address: address(web, peer.ip(), &parts.headers) })
     }
 }
 
 impl Actor {
     /// For those who see a pause or a request.
     pub(super) fn name(&self) -> String {
-        self.caller.token().map_or_else(|| self.address.to_string(), |name| format!("{name}@{}", self.address))
+        self.caller.given_name().map_or_else(|| self.address.to_string(), |name| format!("{name}@{}", self.address))
     }
 
     /// Something that this client wants changed: what is done, for example `jobs.cancel`, and to what.
@@ -70,7 +75,7 @@ impl Action {
         let entry = if dry_run {
             None
         } else {
-            Some(web.store.intend(Intended { caller: caller.token(), address: address.to_string(), action, target }).await?)
+            Some(web.store.intend(Intended { caller: caller.given_name(), address: address.to_string(), action, target }).await?)
         };
         let done = change.await;
         let outcome = match &done {
@@ -85,4 +90,38 @@ impl Action {
         }
         done.map(|(answer, _)| answer)
     }
+}
+
+/// The name of the change of a job.
+pub(super) fn job_action(change: &Change) -> &'static str {
+    match change {
+        Change::Retry { .. } => "jobs.retry",
+        Change::Alter(_) => "jobs.change",
+        Change::Cancel => "jobs.cancel",
+        Change::Delete => "jobs.delete",
+    }
+}
+
+/// The name of the change of a worker.
+pub(super) fn worker_action(change: WorkerChange) -> &'static str {
+    match change {
+        WorkerChange::Quiet => "workers.quiet",
+        WorkerChange::Resume => "workers.resume",
+        WorkerChange::Stop => "workers.stop",
+    }
+}
+
+/// What came out of the change of a job.
+pub(super) fn noted(outcome: &Outcome) -> Document {
+    let mut noted = doc! { "outcome": outcome.outcome };
+    noted.extend(outcome.new_id.as_ref().map(|id| ("new_id".to_owned(), id.into())));
+    noted
+}
+
+/// How many times there is each outcome.
+pub(super) fn counted<'a>(outcomes: impl Iterator<Item = &'a str>) -> Document {
+    let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+    outcomes.for_each(|outcome| *counts.entry(outcome).or_default() += 1);
+    let matched: i64 = counts.values().sum();
+    doc! { "matched": matched, "outcomes": counts.into_iter().map(|(outcome, count)| (outcome.to_owned(), count.into())).collect::<Document>() }
 }

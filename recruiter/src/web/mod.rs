@@ -1,14 +1,17 @@
-//! `recruiter web`: an HTTP API, for programs in any language.
+//! `recruiter web`: an HTTP API, for programs in any language, and pages, for people.
 //!
 //! | file | content |
 //! |---|---|
 //! | `args` | the flags |
-//! | `access` | who may do what: tokens in a file, roles, and requests that a browser makes for another page |
+//! | `access` | who may do what: tokens and people in a file, roles, and requests that a browser makes for another page |
 //! | `audit` | changes, each with its entry in the audit |
 //! | `live` | events for many readers, from one subscription |
+//! | `password` | passwords, as hashes |
+//! | `person` | `recruiter web password`: makes one |
 //! | `problem` | why a request is refused, as JSON |
 //! | `requests` | the parts of a request, read with the messages of the command line |
-//! | `api` | what is answered |
+//! | `api` | what is answered to programs |
+//! | `pages` | what is answered to people |
 //! | `work` | workers whose jobs clients execute |
 //! | `token` | `recruiter web token`: makes a token |
 
@@ -17,6 +20,9 @@ mod api;
 mod args;
 mod audit;
 mod live;
+mod pages;
+mod password;
+mod person;
 mod problem;
 mod requests;
 mod token;
@@ -53,7 +59,8 @@ use self::{
 const APP_NAME: &str = "recruiter web";
 const BOUNDS: Bounds = Bounds {
     connections: 1_000,
-    head_within: Duration::from_secs(30),
+    // Longer than common clients keep an idle connection: one that is closed while a client sends has an unknown outcome.
+    head_within: Duration::from_secs(120),
     head_bytes: 65_536,
     one_request_within: None,
     read_within: Duration::from_secs(30),
@@ -75,6 +82,28 @@ struct Web {
     streams: Arc<Semaphore>,
     /// Ends all streams.
     stop: CancellationToken,
+    /// What a form of a page has from somebody without a session, so that no page of others can send one.
+    csrf: Arc<str>,
+    kept: pages::Kept,
+    /// Whether a proxy with TLS is in front.
+    is_behind_proxy: bool,
+}
+
+impl Web {
+    fn new(store: Store, access: Access, work: Arc<Work>, is_behind_proxy: bool) -> Self {
+        Self {
+            store,
+            access,
+            work,
+            tasks: TaskTracker::new(),
+            live: Live::default(),
+            streams: Arc::new(Semaphore::new(STREAMS)),
+            stop: CancellationToken::new(),
+            csrf: hex::encode(rand::random::<[u8; 32]>()).into(),
+            kept: pages::Kept::default(),
+            is_behind_proxy,
+        }
+    }
 }
 
 type Shared = State<Arc<Web>>;
@@ -84,8 +113,10 @@ type Shared = State<Arc<Web>>;
 /// # Errors
 /// When the tokens or the address cannot be used, or MongoDB cannot at the start. Later the process waits for MongoDB.
 pub async fn run(args: WebArgs, connect: &ConnectArgs, mut shutdown: Shutdown, out: &mut impl Write) -> anyhow::Result<()> {
-    if let Some(WebCommand::Token(args)) = &args.command {
-        return Ok(token::run(args, out)?);
+    match &args.command {
+        Some(WebCommand::Token(args)) => return Ok(token::run(args, out)?),
+        Some(WebCommand::Password(args)) => return person::run(args, out),
+        None => {}
     }
     let access = args.access()?;
     let listener = args.listen().await?;
@@ -98,12 +129,10 @@ pub async fn run(args: WebArgs, connect: &ConnectArgs, mut shutdown: Shutdown, o
     };
     let work = Arc::new(Work::new(connect.clone()));
     let _looking = work.look_after();
-    tracing::info!(address = %at, "serving the API at /api/v1");
-    service::ready(&format!("serving http://{at}/api/v1"));
-    let (stop, watchdog) = (CancellationToken::new(), Watchdog::of_this_process());
-    let tasks = TaskTracker::new();
-    let streams = Arc::new(Semaphore::new(STREAMS));
-    let web = Web { store, access, work: work.clone(), tasks: tasks.clone(), live: Live::default(), streams, stop: stop.clone() };
+    tracing::info!(address = %at, "serving the API at /api/v1, and pages at /");
+    service::ready(&format!("serving http://{at}"));
+    let web = Web::new(store, access, work.clone(), args.behind_proxy);
+    let (stop, tasks, watchdog) = (web.stop.clone(), web.tasks.clone(), Watchdog::of_this_process());
     let service = TowerToHyperService::new(router(Arc::new(web)));
     let mut serving = AbortOnDropHandle::new(tokio::spawn(serve(listener, BOUNDS, service, stop.clone())));
     while !shutdown.is_requested() {
@@ -145,10 +174,9 @@ async fn connected(connect: &ConnectArgs, access: &Access) -> Result<Store, recr
 }
 
 fn router(web: Arc<Web>) -> Router {
-    Router::new()
-        .nest("/api/v1", api::router(&web))
+    let api = api::router(&web)
         .fallback(|| async { Problem::not_found("there is nothing at this path; /api/v1/openapi.json lists what there is") })
         .method_not_allowed_fallback(|| async { Problem::wrong_method() })
-        .layer(from_fn_with_state(web.clone(), refuse_other_pages))
-        .with_state(web)
+        .layer(from_fn_with_state(web.clone(), refuse_other_pages));
+    Router::new().nest("/api/v1", api).merge(pages::router(&web)).with_state(web)
 }

@@ -9,12 +9,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bson::{Document, doc};
-use recruiter_common::{EnqueueError, StoreError, telemetry::chain, text::printable};
+use recruiter_common::{EnqueueError, StoreError, store::LOOK_LIMIT, telemetry::chain, text::printable};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 /// Why a request is refused.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Problem {
     status: StatusCode,
     detail: String,
@@ -64,6 +64,15 @@ impl Problem {
         Self::new(StatusCode::FORBIDDEN, detail)
     }
 
+    /// Why a search has found nothing: it was stopped, or MongoDB has a problem.
+    pub(super) fn of_search(error: StoreError) -> Self {
+        if !error.is_too_slow() {
+            return error.into();
+        }
+        let seconds = LOOK_LIMIT.as_secs();
+        Self::impossible(format!("the search was stopped after {seconds} s, because no index serves it; narrow it with state and since"))
+    }
+
     pub(super) fn into_detail(self) -> String {
         self.detail
     }
@@ -80,11 +89,12 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Self { status, detail } = self;
+        let Self { status, ref detail } = self;
         if status.is_server_error() {
             tracing::warn!(status = status.as_u16(), detail, "a request failed");
         }
-        let document = ProblemDocument { title: status.canonical_reason().unwrap_or_default(), status: status.as_u16(), detail };
+        let title = status.canonical_reason().unwrap_or_default();
+        let document = ProblemDocument { title, status: status.as_u16(), detail: detail.clone() };
         let mut response = (status, Json(document)).into_response();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
@@ -94,6 +104,8 @@ impl IntoResponse for Problem {
         if status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        // For a page that tells it.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -37,7 +37,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| Problem::bad(error.body_text()))?;
-        id_of_text(&id).map(Self).map_err(Problem::bad)
+        Self::of_text(&id)
+    }
+}
+
+impl Id {
+    pub(super) fn of_text(id: &str) -> Result<Self, Problem> {
+        id_of_text(id).map(Self).map_err(Problem::bad)
     }
 }
 
@@ -79,6 +85,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Parameters {
 }
 
 impl Parameters {
+    /// The text of this parameter, empty if it is not given.
+    pub(super) fn text(&self, name: &str) -> &str {
+        self.0.iter().find(|(given, _)| given == name).map_or("", |(_, text)| text)
+    }
+
     /// The value of this parameter; an empty one is as none.
     pub(super) fn take<T>(&mut self, name: &str, read: impl FnOnce(&str) -> Result<T, String>) -> Result<Option<T>, Problem> {
         let Some(at) = self.0.iter().position(|(given, _)| given == name) else { return Ok(None) };

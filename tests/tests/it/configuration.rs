@@ -178,7 +178,11 @@ fn a_flag_of_a_command_comes_before_the_file() {
 fn check_flags_of(command: &str) {
     let (_directory, file) = written(full_file("recruiter"));
     let flags = settings("recruiter").into_iter().filter(|(within, _)| *within == Some(command));
-    let flags: Vec<String> = flags.map(|(_, arg)| format!("--{}={}", arg.get_long().unwrap(), samples(&arg)[2].1)).collect();
+    let on_command_line = |arg: &Arg| {
+        let flag = format!("--{}", arg.get_long().unwrap());
+        if matches!(arg.get_action(), ArgAction::SetTrue) { flag } else { format!("{flag}={}", samples(arg)[2].1) }
+    };
+    let flags: Vec<String> = flags.map(|(_, arg)| on_command_line(&arg)).collect();
     let read = |file: &str, flags: &[String]| {
         let words =
             ["recruiter", command, "--settings", file, "--log=info", "--log-format=text", "--connect-timeout=1s"].map(str::to_owned);

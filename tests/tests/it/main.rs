@@ -48,6 +48,7 @@ mod notes;
 mod operator;
 mod optimistic;
 mod package_files;
+mod pages;
 mod php_recruiter;
 mod prefetch;
 mod programs;

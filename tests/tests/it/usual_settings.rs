@@ -172,6 +172,7 @@ fn needed<'a>(path: &[&str], file: &'a str) -> Vec<&'a str> {
         ["recruiter", "workers", _] => vec!["--all"],
         ["recruiter", "publish"] => vec!["a", "{}"],
         ["recruiter", "pause" | "resume"] => vec!["group:a"],
+        ["recruiter", "web", _] => vec!["a"],
         ["recruiter", "subscribe"] | ["recruiter", "limits" | "schedules" | "groups" | "consumers" | "redaction", _] => vec!["a"],
         _ => vec![],
     }
@@ -194,7 +195,10 @@ fn check_empty(path: &[&str]) -> usize {
             ["--root", _] => (&[][..], 2),
             // It needs a terminal.
             _ if path == ["recruiter", "top"] => (&[][..], 2),
-            _ if path.iter().any(|command| command.contains("config") || *command == "token") => (&[][..], 0),
+            _ if path == ["recruiter", "web", "token"] => (&[][..], 0),
+            // Standard input has no password.
+            _ if path == ["recruiter", "web", "password"] => (&[][..], 2),
+            _ if path.iter().any(|command| command.contains("config")) => (&[][..], 0),
             _ => (&["--uri", "mongodb://127.0.0.1:1/x", "--connect-timeout", "1ms"][..], 69),
         };
         let args = [below, &needed, nowhere].concat();

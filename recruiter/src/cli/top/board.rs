@@ -6,8 +6,8 @@ use recruiter_common::{
     workers::{Wanted, Worker, WorkerChange},
 };
 
-use super::reading::{Failed, Group, Reading};
-use crate::cli::output::printable;
+use super::reading::{Failed, Reading};
+use crate::{cli::output::printable, views::counts::GroupCounts};
 
 /// Rows that a page is long.
 const PAGE: isize = 10;
@@ -101,7 +101,7 @@ impl Board {
         self.said = Some(said);
     }
 
-    pub(super) fn groups(&self) -> &[Group] {
+    pub(super) fn groups(&self) -> &[GroupCounts] {
         self.reading.as_ref().map_or(&[], |reading| &reading.groups)
     }
 
@@ -187,7 +187,7 @@ impl Board {
     }
 }
 
-fn pause(group: &Group) -> Asked {
+fn pause(group: &GroupCounts) -> Asked {
     let (verb, act): (_, fn(String) -> Act) = if group.is_paused { ("Resume", Act::Resume) } else { ("Pause", Act::Pause) };
     Asked { question: format!("{verb} the group {}?", printable(&group.name, 40)), act: act(group.name.clone()) }
 }
@@ -222,8 +222,8 @@ pub(super) mod tests {
     use super::*;
     use crate::cli::top::history::Point;
 
-    pub(in crate::cli::top) fn group(name: &str) -> Group {
-        Group { name: name.into(), ..Group::default() }
+    pub(in crate::cli::top) fn group(name: &str) -> GroupCounts {
+        GroupCounts { name: name.into(), ..GroupCounts::default() }
     }
 
     pub(in crate::cli::top) fn worker(pid: i32, more: bson::Document) -> Worker {
@@ -237,7 +237,7 @@ pub(super) mod tests {
         Failed { job: JobId::new(), class: "mail".into(), group: "g".into(), error: error.into(), ended_at: Instant::UNIX_EPOCH }
     }
 
-    pub(in crate::cli::top) fn reading(groups: Vec<Group>, workers: Vec<Worker>, failures: Vec<Failed>) -> Reading {
+    pub(in crate::cli::top) fn reading(groups: Vec<GroupCounts>, workers: Vec<Worker>, failures: Vec<Failed>) -> Reading {
         let points = (0..100).map(|n| Point { done: n, failed: 0, p99: Some(7) }).collect();
         let (at, leader, latency) = (Instant::UNIX_EPOCH, Leader::Leads("web:1".into()), Some((3, 12)));
         Reading { at, leader, groups, workers, failures, points, latency }
@@ -275,7 +275,7 @@ pub(super) mod tests {
 
     #[test]
     fn each_change_is_asked_for_in_its_table_and_made_only_with_y() {
-        let paused = Group { is_paused: true, ..group("mail") };
+        let paused = GroupCounts { is_paused: true, ..group("mail") };
         let (plain, quiet) = (worker(7, doc! {}), worker(8, doc! { "wanted": "quiet", "wanted_by": "ada" }));
         let (first, second, job) = (plain.id().unwrap(), quiet.id().unwrap(), failed("timeout: slow"));
         let mut board = Board::new("x");

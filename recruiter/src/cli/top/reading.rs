@@ -1,7 +1,7 @@
 //! What the view reads from MongoDB, again and again. Each reading is bounded, and waits for [`RARER`] times its own duration before the
 //! next one, so that a view left open costs a busy database little.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use chrono::TimeDelta;
 use recruiter_common::{
@@ -9,43 +9,21 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Job, JobState},
-    limits::Paused,
     store::{Redaction, Store, StoreError},
     workers::{Leader, Worker},
 };
 
 use super::history::{History, Point};
+use crate::views::counts::{GroupCounts, counted};
 
 /// The next reading begins after this many times the time that the last one took.
 pub(super) const RARER: u32 = 10;
-/// Maximum number of groups: the first ones in alphabetical order.
-const GROUPS: usize = 100;
-/// Maximum number of waiting jobs without a gate, and of as many with one, that are counted, shared by the groups.
-const JOBS: u32 = 200_000;
-/// Maximum number of jobs of one group, in the same way.
-const JOBS_OF_GROUP: u32 = 20_000;
 /// Maximum number of failures shown: the newest ones.
 const FAILURES: u16 = 50;
 /// Period whose failures are read at first.
 const FAILURES_SINCE: TimeDelta = TimeDelta::minutes(10);
 /// Failures of this period are read again, because a job may be written later than it ended.
 const OVERLAP: TimeDelta = TimeDelta::seconds(10);
-
-/// One group.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Group {
-    pub(super) name: String,
-    /// Due jobs that wait.
-    pub(super) due: u64,
-    /// Jobs that are due later, or wait for others.
-    pub(super) later: u64,
-    /// Whether there are more waiting jobs than were counted.
-    pub(super) has_more: bool,
-    pub(super) oldest: Option<Instant>,
-    pub(super) running: u64,
-    pub(super) done_per_second: f64,
-    pub(super) is_paused: bool,
-}
 
 /// A job that has failed.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +50,7 @@ impl Failed {
 pub(super) struct Reading {
     pub(super) at: Instant,
     pub(super) leader: Leader,
-    pub(super) groups: Vec<Group>,
+    pub(super) groups: Vec<GroupCounts>,
     pub(super) workers: Vec<Worker>,
     pub(super) failures: Vec<Failed>,
     /// The last seconds, newest first.
@@ -101,7 +79,7 @@ impl Reader {
         let ended = store.finished(self.history.since(now)).await?;
         let not_kept = store.not_kept(now - TimeDelta::seconds(10)).await?;
         self.history.add(now, &ended, &not_kept);
-        let groups = self.groups(now).await?;
+        let groups = counted(store, now, &self.history.rates()).await?;
         self.read_failures(now).await?;
         Ok(Reading {
             at: now,
@@ -112,41 +90,6 @@ impl Reader {
             points: self.history.points(),
             latency: self.history.latency(),
         })
-    }
-
-    async fn groups(&self, now: Instant) -> Result<Vec<Group>, StoreError> {
-        let store = &self.store;
-        let mut waiting: BTreeSet<String> = store.ungated_groups().await?.into_iter().collect();
-        waiting.extend(store.gated_groups().await?);
-        let (running, rates) = (store.running().await?, self.history.rates());
-        let paused: BTreeSet<String> = store
-            .pauses()
-            .list()
-            .await?
-            .into_keys()
-            .filter_map(|paused| match paused {
-                Paused::Group(group) => Some(group),
-                Paused::Everything | Paused::Class(_) | Paused::Line(_) => None,
-            })
-            .collect();
-        let names: BTreeSet<&String> = waiting.iter().chain(running.keys()).chain(rates.keys()).chain(&paused).collect();
-        let share = u32::try_from(waiting.len().clamp(1, GROUPS)).map_or(JOBS, |groups| JOBS / groups).min(JOBS_OF_GROUP);
-        let mut groups = Vec::new();
-        for name in names.into_iter().take(GROUPS) {
-            let sample = if waiting.contains(name) { store.sample_group(name, now, share).await? } else { Default::default() };
-            let later = sample.later + sample.for_jobs;
-            groups.push(Group {
-                name: name.clone(),
-                due: sample.due,
-                later,
-                has_more: sample.due + later >= share.into(),
-                oldest: sample.oldest,
-                running: running.get(name).copied().unwrap_or_default(),
-                done_per_second: rates.get(name).copied().unwrap_or_default(),
-                is_paused: paused.contains(name),
-            });
-        }
-        Ok(groups)
     }
 
     /// Reads the failures since the last reading. In a large archive with few failures the first search may be too long: it is made shorter.

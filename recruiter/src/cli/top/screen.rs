@@ -13,13 +13,14 @@ use recruiter_common::{instant::Instant, workers::Leader};
 use super::{
     board::{Board, Pane, place},
     history::{Point, RECENT, mean},
-    reading::{Failed, Group, Reading},
+    reading::{Failed, Reading},
 };
 use crate::cli::{
     output::{briefly_apart, printable},
     presence::Worker,
-    roster,
+    view::colour,
 };
+use crate::views::{counts::GroupCounts, workers};
 
 /// The smallest terminal in which everything has room.
 const SMALLEST: (u16, u16) = (40, 16);
@@ -95,8 +96,8 @@ fn draw_graph(frame: &mut Frame<'_>, area: Rect, title: Line<'static>, colour: C
 }
 
 fn draw_groups(frame: &mut Frame<'_>, area: Rect, board: &Board, at: Instant) {
-    let row = |group: &Group| {
-        let Group { name, due, later, has_more, oldest, running, done_per_second, is_paused } = group;
+    let row = |group: &GroupCounts| {
+        let GroupCounts { name, due, later, has_more, oldest, running, done_per_second, is_paused } = group;
         let more = if *has_more { "+" } else { "" };
         let oldest = oldest.map_or_else(|| "-".into(), |oldest| briefly_apart(oldest, at));
         let numbers = [format!("{due}{more}"), oldest, format!("{later}{more}"), running.to_string(), format!("{done_per_second:.1}")];
@@ -111,12 +112,12 @@ fn draw_groups(frame: &mut Frame<'_>, area: Rect, board: &Board, at: Instant) {
 
 fn draw_workers(frame: &mut Frame<'_>, area: Rect, board: &Board, at: Instant) {
     let row = |worker: &Worker| {
-        let (state, colour) = roster::state(worker);
-        let colour = colour.map_or(Color::Reset, |colour| Color::Indexed(colour as u8));
+        let (state, tone) = workers::state(worker);
+        let colour = colour(tone).map_or(Color::Reset, |ansi| Color::Indexed(ansi as u8));
         let slots = |field| integer(worker, field).map_or_else(|| "-".into(), |number| number.to_string());
         let seen = worker.document.get_datetime("last_seen_at").map(|seen| briefly_apart(seen.to_chrono(), at));
         let numbers = [format!("{}/{}", slots("free"), slots("capacity")), seen.unwrap_or_else(|_| "never".into())];
-        let groups = printable(&roster::works_on(worker), 200);
+        let groups = printable(&workers::works_on(worker), 200);
         let cells = [Line::from(place(worker)), Line::from(Span::from(state).fg(colour))];
         Row::new(cells.into_iter().chain(numbers.map(|number| Line::from(number).right_aligned())).chain([Line::from(groups)]))
     };
@@ -187,8 +188,9 @@ mod tests {
     #[test]
     fn everything_has_its_place_in_a_terminal_of_80_columns_and_24_lines() {
         let mut board = Board::new("shop");
-        let later = Group { due: 20_000, later: 7, has_more: true, oldest: Some(Instant::UNIX_EPOCH), is_paused: true, ..group("mail") };
-        let busy = Group { running: 3, done_per_second: 12.25, ..group("reports") };
+        let later =
+            GroupCounts { due: 20_000, later: 7, has_more: true, oldest: Some(Instant::UNIX_EPOCH), is_paused: true, ..group("mail") };
+        let busy = GroupCounts { running: 3, done_per_second: 12.25, ..group("reports") };
         let two = vec![worker(7, doc! {}), worker(8, doc! { "free": 0, "available": false, "work_on": ["mail", "reports"] })];
         board.take(Ok(reading(vec![later, busy], two, vec![failed("timeout: 30 s")])));
         let lines = shown(&board, 80, 24);

@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use super::{
     super::{
         Shared,
-        audit::Actor,
+        audit::{Actor, job_action, noted},
         problem::{Problem, ProblemDocument},
         requests::{Id, JsonText, Parameters},
     },
@@ -39,15 +39,6 @@ struct Wanted {
 impl Wanted {
     fn of(change: Change) -> Self {
         Self { change, with: Document::new() }
-    }
-
-    fn action(&self) -> &'static str {
-        match self.change {
-            Change::Retry { .. } => "jobs.retry",
-            Change::Alter(_) => "jobs.change",
-            Change::Cancel => "jobs.cancel",
-            Change::Delete => "jobs.delete",
-        }
     }
 }
 
@@ -172,7 +163,7 @@ async fn change(State(web): Shared, actor: Actor, Id(id): Id, mut given: Paramet
     let dry_run = given.flag("dry_run")?;
     given.end()?;
     let mut target = doc! { "job": id.to_string() };
-    let (action, Wanted { change, with }) = (wanted.action(), wanted);
+    let (action, Wanted { change, with }) = (job_action(&wanted.change), wanted);
     target.extend(with);
     let store = web.store.clone();
     let changing = async move {
@@ -182,8 +173,8 @@ async fn change(State(web): Shared, actor: Actor, Id(id): Id, mut given: Paramet
             return Err(if *refusal == Refusal::Unknown { unknown(id) } else { Problem::conflict(refusal) });
         }
         let outcome = Outcome::of(job, &changed, dry_run);
-        let noted = doc! { "outcome": outcome.outcome, "new_id": outcome.new_id.clone() };
-        Ok((Json(outcome), self::given(noted)))
+        let noted = noted(&outcome);
+        Ok((Json(outcome), noted))
     };
     actor.wants(action, target, dry_run).by(&web, changing).await
 }
@@ -244,7 +235,7 @@ async fn change_all(State(web): Shared, actor: Actor, mut given: Parameters, wan
     if !all && filter.is_empty() && filter.state.is_none() {
         return Err(Problem::bad("name the jobs: by a filter, or with all=true"));
     }
-    let (action, Wanted { change, with }) = (wanted.action(), wanted);
+    let (action, Wanted { change, with }) = (job_action(&wanted.change), wanted);
     let filter = filter.narrowed_to(&change).map_err(Problem::bad)?;
     let target = doc! { "filter": named, "all": all, "with": with };
     let store = web.store.clone();

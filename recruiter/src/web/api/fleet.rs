@@ -1,7 +1,5 @@
 //! Quiets, resumes and stops workers; cancels and retries graphs.
 
-use std::collections::BTreeMap;
-
 use axum::{Json, extract::State};
 use bson::{Document, doc};
 use recruiter_common::{
@@ -16,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::super::{
     Shared,
-    audit::Actor,
+    audit::{Actor, counted, worker_action},
     problem::{Problem, ProblemDocument},
     requests::{Graph, JsonText, Parameters},
 };
@@ -74,7 +72,7 @@ fn worker_of_text(text: &str) -> Result<WorkerId, Problem> {
     responses((status = 200, description = "`outcomes`, one for each worker"), (status = 404, body = ProblemDocument))
 )]
 pub(super) async fn quiet_workers(shared: Shared, actor: Actor, given: Parameters, body: JsonText) -> Result<Json<Value>, Problem> {
-    change_workers(shared, actor, given, body, WorkerChange::Quiet, "workers.quiet").await
+    change_workers(shared, actor, given, body, WorkerChange::Quiet).await
 }
 
 /// Lets quiet workers take jobs again.
@@ -86,7 +84,7 @@ pub(super) async fn quiet_workers(shared: Shared, actor: Actor, given: Parameter
     responses((status = 200, description = "`outcomes`, one for each worker"), (status = 404, body = ProblemDocument))
 )]
 pub(super) async fn resume_workers(shared: Shared, actor: Actor, given: Parameters, body: JsonText) -> Result<Json<Value>, Problem> {
-    change_workers(shared, actor, given, body, WorkerChange::Resume, "workers.resume").await
+    change_workers(shared, actor, given, body, WorkerChange::Resume).await
 }
 
 /// Lets workers drain as after TERM, and end.
@@ -98,7 +96,7 @@ pub(super) async fn resume_workers(shared: Shared, actor: Actor, given: Paramete
     responses((status = 200, description = "`outcomes`, one for each worker"), (status = 404, body = ProblemDocument))
 )]
 pub(super) async fn stop_workers(shared: Shared, actor: Actor, given: Parameters, body: JsonText) -> Result<Json<Value>, Problem> {
-    change_workers(shared, actor, given, body, WorkerChange::Stop, "workers.stop").await
+    change_workers(shared, actor, given, body, WorkerChange::Stop).await
 }
 
 async fn change_workers(
@@ -107,7 +105,6 @@ async fn change_workers(
     mut given: Parameters,
     body: JsonText,
     change: WorkerChange,
-    action: &'static str,
 ) -> Result<Json<Value>, Problem> {
     let dry_run = given.flag("dry_run")?;
     given.end()?;
@@ -122,7 +119,7 @@ async fn change_workers(
         let outcomes: Vec<Outcome> = answers.iter().map(|answer| workers::outcome(change, answer, dry_run)).collect();
         Ok((Json(json!({ "outcomes": outcomes, "dry_run": dry_run })), noted))
     };
-    actor.wants(action, target, dry_run).by(&web, changing).await
+    actor.wants(worker_action(change), target, dry_run).by(&web, changing).await
 }
 
 /// Cancels all jobs of a graph that are not finished.
@@ -176,12 +173,4 @@ async fn change_graph(
 fn graph_answer(id: GraphId, changed: &[(JobId, Changed)], nothing: Option<&str>, dry_run: bool) -> Value {
     let jobs: Vec<Outcome> = changed.iter().map(|(job, changed)| Outcome::of(*job, changed, dry_run)).collect();
     json!({ "id": id.to_string(), "jobs": jobs, "message": nothing, "dry_run": dry_run })
-}
-
-/// How many times there is each outcome, for the audit.
-fn counted<'a>(outcomes: impl Iterator<Item = &'a str>) -> Document {
-    let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
-    outcomes.for_each(|outcome| *counts.entry(outcome).or_default() += 1);
-    let matched: i64 = counts.values().sum();
-    doc! { "matched": matched, "outcomes": counts.into_iter().map(|(outcome, count)| (outcome.to_owned(), count.into())).collect::<Document>() }
 }

@@ -12,7 +12,7 @@ use recruiter_common::{
     Page, Reason, ResultError,
     job::Job,
     spec::{duration_of_text, id_of_text},
-    store::{LOOK_LIMIT, lossy},
+    store::lossy,
     wait::WaitError,
 };
 use serde_json::{Value, json};
@@ -50,13 +50,7 @@ pub(super) async fn list(State(web): Shared, mut given: Parameters) -> Result<Js
     let now = web.store.now();
     let filter = given.rest::<FilterArgs>()?.at(now);
     filter.check().map_err(Problem::bad)?;
-    let listed = web.store.jobs(&filter, page).await.map_err(|error| {
-        if !error.is_too_slow() {
-            return error.into();
-        }
-        let seconds = LOOK_LIMIT.as_secs();
-        Problem::impossible(format!("the search was stopped after {seconds} s, because no index serves it; narrow it with state and since"))
-    })?;
+    let listed = web.store.jobs(&filter, page).await.map_err(Problem::of_search)?;
     let redaction = web.store.redaction().await?;
     let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok());
     let next = last.filter(|_| listed.more).map(|id| id.to_hex());

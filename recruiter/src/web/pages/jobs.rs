@@ -1,0 +1,114 @@
+//! The list of jobs: a page of it, newest first, of those that match.
+
+use askama::Template;
+use axum::{Extension, extract::State};
+use recruiter_common::{Page, spec::id_of_text};
+
+use super::{
+    super::{Shared, problem::Problem, requests::Parameters},
+    frame::{Answer, Frame, page},
+    visitor::Visitor,
+    words::link,
+};
+use crate::views::{filter::FilterArgs, story::Line, tone::Tone};
+
+/// The most jobs of a page.
+const LONGEST_PAGE: u16 = 50;
+/// The parameters of the filter besides the state, and their labels.
+const FIELDS: [(&str, &str, &str); 9] = [
+    ("class", "Class", ""),
+    ("group", "Group", ""),
+    ("tag", "Tag", ""),
+    ("urn", "URN", ""),
+    ("why", "Finish reason", "tried-too-many-times"),
+    ("error_class", "Error class", "exit:1"),
+    ("message", "Error text", ""),
+    ("since", "Since", "2h, or 2030-01-31T18:00:00Z"),
+    ("until", "Until", "1h"),
+];
+/// The states that have a tab, and their names.
+const TABS: [(&str, &str); 8] = [
+    ("", "All"),
+    ("waiting", "Waiting"),
+    ("postponed", "Postponed"),
+    ("running", "Running"),
+    ("failed", "Failed"),
+    ("done", "Done"),
+    ("cancelled", "Cancelled"),
+    ("archived", "Archived"),
+];
+
+#[derive(Template)]
+#[template(path = "jobs.html")]
+struct JobsPage {
+    frame: Frame,
+    tabs: Vec<Tab>,
+    state: String,
+    fields: Vec<Field>,
+    is_filtered: bool,
+    rows: Vec<Row>,
+    first: Option<String>,
+    next: Option<String>,
+}
+
+/// A state, and where its jobs are.
+struct Tab {
+    name: &'static str,
+    path: String,
+    is_here: bool,
+    count: Option<String>,
+}
+
+/// A field of the filter.
+struct Field {
+    name: &'static str,
+    label: &'static str,
+    hint: &'static str,
+    value: String,
+}
+
+struct Row {
+    line: Line,
+    tone: &'static str,
+    /// A document without an id that a path can have has no page.
+    has_page: bool,
+}
+
+/// Lists jobs.
+pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, mut given: Parameters) -> Answer {
+    let state = given.text("state").to_owned();
+    let fields: Vec<Field> = FIELDS.map(|(name, label, hint)| Field { name, label, hint, value: given.text(name).to_owned() }).into();
+    let mut asked = Page::first(LONGEST_PAGE);
+    asked.after = given.take("after", |text| id_of_text(text).map_err(|problem| problem.to_string()))?;
+    let now = web.store.now();
+    let filter = given.rest::<FilterArgs>()?.at(now);
+    filter.check().map_err(Problem::bad)?;
+    let listed = web.store.jobs(&filter, asked);
+    let (listed, redaction, running, archived) =
+        tokio::try_join!(listed, web.store.redaction(), web.store.running(), web.store.archived_count()).map_err(Problem::of_search)?;
+    let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok()).filter(|_| listed.more).map(|id| id.to_hex());
+    let with = |state: &str, after: &str| {
+        let own = [("state", state), ("after", after)];
+        link("/jobs", own.into_iter().chain(fields.iter().map(|field| (field.name, &*field.value))))
+    };
+    let count = |tab: &str| match tab {
+        "running" => Some(running.values().sum::<u64>().to_string()),
+        "archived" => Some(format!("about {archived}")),
+        _ => None,
+    };
+    let tabs = TABS.map(|(tab, name)| Tab { name, path: with(tab, ""), is_here: tab == state, count: count(tab) });
+    let rows = listed.jobs.into_iter().map(|job| {
+        let line = Line::of(&redaction.job(job).try_into(), now);
+        Row { tone: Tone::of_stage(line.stage).word(), has_page: id_of_text(&line.id).is_ok(), line }
+    });
+    page(&JobsPage {
+        frame: Frame::new(visitor, "/jobs", "Jobs"),
+        tabs: tabs.into(),
+        is_filtered: fields.iter().any(|field| !field.value.is_empty()),
+        rows: rows.collect(),
+        first: asked.after.map(|_| with(&state, "")),
+        next: last.map(|last| with(&state, &last)),
+        state,
+        fields,
+    })
+}

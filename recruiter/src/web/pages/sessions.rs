@@ -1,0 +1,115 @@
+//! Who is logged in. In the memory of this process: a restart logs everyone out.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use axum::http::{
+    HeaderMap,
+    header::{COOKIE, HeaderValue},
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{super::access::Role, visitor::Visitor};
+
+/// A session ends after this time.
+const LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
+/// Maximum number of sessions. A further one ends the oldest.
+const MOST: usize = 10_000;
+/// The name of the cookie; behind TLS, browsers refuse one of this prefix from other hosts of the domain.
+const COOKIE_NAME: &str = "recruiter_session";
+const SECURE_NAME: &str = "__Host-recruiter_session";
+
+/// The sessions, by the SHA-256 of what the cookies have.
+#[derive(Default)]
+pub(super) struct Sessions(Mutex<HashMap<[u8; 32], Session>>);
+
+struct Session {
+    person: Arc<str>,
+    role: Role,
+    csrf: Arc<str>,
+    begun: Instant,
+}
+
+impl Sessions {
+    /// Begins a session, and returns what the cookie has.
+    pub(super) fn begin(&self, person: Arc<str>, role: Role) -> String {
+        let [secret, csrf] = [(); 2].map(|()| hex::encode(rand::random::<[u8; 32]>()));
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, session| session.begun.elapsed() < LIFETIME);
+        if sessions.len() >= MOST
+            && let Some(oldest) = sessions.iter().min_by_key(|(_, session)| session.begun).map(|(key, _)| *key)
+        {
+            sessions.remove(&oldest);
+        }
+        sessions.insert(key(&secret), Session { person, role, csrf: csrf.into(), begun: Instant::now() });
+        secret
+    }
+
+    /// The session that a request belongs to.
+    pub(super) fn of(&self, headers: &HeaderMap) -> Option<Visitor> {
+        let sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = secrets_in(headers).find_map(|secret| sessions.get(&key(secret)));
+        let Session { person, role, csrf, .. } = found.filter(|session| session.begun.elapsed() < LIFETIME)?;
+        Some(Visitor { name: Some(person.clone()), role: *role, csrf: csrf.clone(), has_session: true })
+    }
+
+    /// Ends the session that a request belongs to.
+    pub(super) fn end(&self, headers: &HeaderMap) {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        secrets_in(headers).for_each(|secret| drop(sessions.remove(&key(secret))));
+    }
+}
+
+/// By its hash: how long the comparison takes says nothing about the secret.
+fn key(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+fn secrets_in(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let cookies = headers.get_all(COOKIE).iter().filter_map(|cookies| cookies.to_str().ok()).flat_map(|cookies| cookies.split(';'));
+    let pairs = cookies.filter_map(|cookie| cookie.trim().split_once('='));
+    pairs.filter(|(name, _)| [COOKIE_NAME, SECURE_NAME].contains(name)).map(|(_, secret)| secret)
+}
+
+/// The cookie of a session; without a secret, one that removes it.
+pub(super) fn cookie(secret: Option<&str>, is_secure: bool) -> Option<HeaderValue> {
+    let (name, secure) = if is_secure { (SECURE_NAME, "; Secure") } else { (COOKIE_NAME, "") };
+    let seconds = secret.map_or(0, |_| LIFETIME.as_secs());
+    let secret = secret.unwrap_or_default();
+    HeaderValue::from_str(&format!("{name}={secret}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(cookie: &str) -> HeaderMap {
+        HeaderMap::from_iter([(COOKIE, cookie.parse().unwrap())])
+    }
+
+    #[test]
+    fn a_session_is_found_by_its_cookie_until_it_ends() {
+        let sessions = Sessions::default();
+        let secret = sessions.begin("ada".into(), Role::Operator);
+        let headers = with(&format!("a=b; {COOKIE_NAME}={secret}"));
+        let visitor = sessions.of(&headers).unwrap();
+        assert_eq!((visitor.name.as_deref(), visitor.role, visitor.csrf.len()), (Some("ada"), Role::Operator, 64));
+        for other in [format!("x{COOKIE_NAME}={secret}"), format!("{COOKIE_NAME}={}", "0".repeat(64)), format!("{COOKIE_NAME}=")] {
+            assert!(sessions.of(&with(&other)).is_none(), "{other}");
+        }
+        sessions.end(&headers);
+        assert!(sessions.of(&headers).is_none());
+    }
+
+    #[test]
+    fn the_oldest_session_makes_room() {
+        let sessions = Sessions::default();
+        let first = sessions.begin("first".into(), Role::Viewer);
+        let last = (0..MOST).map(|_| sessions.begin("other".into(), Role::Viewer)).last().unwrap();
+        let is_known = |secret: &str| sessions.of(&with(&format!("{COOKIE_NAME}={secret}"))).is_some();
+        assert!(!is_known(&first) && is_known(&last) && sessions.0.lock().unwrap().len() == MOST);
+    }
+}

@@ -1,0 +1,72 @@
+//! The workers, and which recruiter leads.
+
+use axum::{Extension, extract::State};
+use recruiter_common::{
+    instant::Instant,
+    text::{briefly_apart, printable},
+    workers::{Wanted, Worker},
+};
+
+use super::{
+    super::{Shared, requests::Parameters},
+    frame::{Answer, Frame},
+    table::{Cell, Table, Tables},
+    visitor::Visitor,
+};
+use crate::views::{
+    or_dash,
+    story::id_in,
+    tone::Tone,
+    workers::{jobs_of, state, wanted, works_on},
+};
+
+/// Lists the workers.
+pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
+    given.end()?;
+    let workers = web.store.workers();
+    let (workers, leader) = tokio::try_join!(workers.list(), web.store.leader())?;
+    let now = web.store.now();
+    let mut notices = vec![(if leader.is_missing() { Tone::Bad } else { Tone::Plain }, leader.line())];
+    let overdue = workers.0.iter().filter(|worker| worker.is_overdue()).count();
+    if overdue > 0 {
+        let text = "workers without a heartbeat for more than twice their lease; start recruiter-cleaner to rescue their jobs";
+        notices.push((Tone::Bad, format!("No cleaner seems to run: the roster has {overdue} {text}.")));
+    }
+    let is_operator = visitor.is_operator();
+    let tables = vec![Table {
+        id: "workers",
+        title: "Roster".into(),
+        none: "No worker is registered.",
+        columns: &["Worker", "State", "Process", "#Free slots", "#Jobs", "#Seen", "Groups", "Classes", "Version", "More"],
+        rows: workers.0.iter().map(|worker| row(worker, now, is_operator)).collect(),
+    }];
+    Tables { frame: Frame::new(visitor, "/workers", "Workers"), notices, tables }.shown()
+}
+
+fn row(worker: &Worker, now: Instant, is_operator: bool) -> Vec<Cell> {
+    let document = &worker.document;
+    let text = |field, width| or_dash(document.get_str(field).ok().map(|text| printable(text, width)));
+    let number = |field| or_dash(document.get(field).map(|number| printable(&number.to_string(), 12)));
+    let (word, tone) = state(worker);
+    let seen = document.get_datetime("last_seen_at").map(|at| format!("{} ago", briefly_apart(at.to_chrono(), now)));
+    let acts = worker.id().filter(|_| is_operator && !worker.is_retired).map(|id| {
+        let act = |name, path: &str| (name, format!("/workers/{id}/{path}"));
+        match worker.request.as_ref().map(|request| request.wanted) {
+            None => vec![act("Quiet", "quiet"), act("Stop", "stop")],
+            Some(Wanted::Quiet) => vec![act("Resume", "resume"), act("Stop", "stop")],
+            Some(Wanted::Stop) => Vec::new(),
+        }
+    });
+    vec![
+        Cell::text(or_dash(document.get("_id").map(id_in))),
+        Cell::state(word, tone),
+        Cell::text(format!("{}:{}", text("hostname", 64), number("pid"))),
+        Cell::number(format!("{}/{}", number("free"), number("capacity"))),
+        Cell::number(jobs_of(worker)),
+        Cell::number(seen.unwrap_or_else(|_| "never".into())),
+        Cell::text(printable(&works_on(worker), 200)),
+        Cell::text(printable(&worker.classes.join(", "), 300)),
+        Cell::text(text("version", 16)),
+        Cell { text: wanted(worker, now).unwrap_or_default(), ..Cell::acts(acts.unwrap_or_default()) },
+    ]
+}

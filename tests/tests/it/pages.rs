@@ -1,0 +1,469 @@
+//! The pages: what they show, to whom, and that nothing of the database or of an address becomes HTML.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use bson::{Document, doc, oid::ObjectId};
+use recruiter_common::{Limit, NewJob, limits::Paused, store::RedactionRule};
+use recruiter_tests::{
+    factory::insert_unvalidated,
+    fail_points::FailPoint,
+    http::{Api, text},
+    local::prepared,
+    mongo::TestDatabase,
+    processes::{Setup, System, binary},
+    wait::{SOON, wait_until},
+};
+use reqwest::{Method, header};
+use tempfile::NamedTempFile;
+
+const PAGES: [&str; 8] = ["/", "/jobs", "/groups", "/groups/why?group=a", "/workers", "/limits", "/schedules", "/nothing"];
+const HOSTILE: &str = "<script>alert(1)</script>'\"onload=x \u{202e}";
+
+/// The parts of an address that a page has as links.
+fn links<'a>(page: &'a str, begin: &'a str) -> impl Iterator<Item = String> + 'a {
+    let all = page.split("href=\"").skip(1).filter_map(|rest| rest.split('"').next());
+    all.filter(move |link| link.starts_with(begin)).map(|link| link.replace("&#38;", "&").replace("&amp;", "&"))
+}
+
+/// A page has one script, that of the program, and nothing that HTML would run or that turns the direction of writing.
+#[track_caller]
+fn is_harmless(page: &str) {
+    assert_eq!(page.matches("<script").count(), 1, "{page}");
+    for forbidden in ["alert(1)<", "\"onload", "'\"", " style=", "javascript:", "\u{202e}"] {
+        assert!(!page.contains(forbidden), "{forbidden}: {page}");
+    }
+}
+
+fn archived(more: Document) -> Document {
+    let now = bson::DateTime::now();
+    let mut job = doc! {
+        "_id": ObjectId::new(), "workable": { "class": "c", "parameters": { "a": 1 } }, "locked": false, "group": "g", "priority": 5,
+        "created_at": now, "attempts": 1, "why": "gave-up", "last_execution": { "started_at": now, "ended_at": now },
+    };
+    job.extend(more);
+    job
+}
+
+#[tokio::test]
+async fn every_page_has_the_frame_and_its_files_are_kept() {
+    let (database, _store) = prepared().await;
+    let api = Api::serve(&database, &[]).await;
+    for path in PAGES {
+        let (status, page) = api.read(path).await;
+        assert_eq!(status, if path == "/nothing" { 404 } else { 200 }, "{path}: {page}");
+        is_harmless(&page);
+        for part in
+            ["<html lang=\"en\">", "<a class=\"skip\" href=\"#content\">", "<main id=\"content\"", "<nav aria-label=\"Sections\">", "<h1>"]
+        {
+            assert!(page.contains(part), "{path}: {part}: {page}");
+        }
+        let here = usize::from(path != "/nothing");
+        assert_eq!(page.matches("aria-current=\"page\"").count(), here, "{path}");
+    }
+    let (_, page) = api.read("/jobs").await;
+    let assets: Vec<String> = links(&page, "/assets/").collect();
+    assert_eq!(assets.len(), 2, "{page}");
+    for path in assets {
+        let answered = api.page(Method::GET, &path).send().await.unwrap();
+        assert_eq!(answered.status(), 200);
+        assert!(answered.headers()[header::CACHE_CONTROL].to_str().unwrap().contains("immutable"), "{path}");
+    }
+    assert_eq!(api.page(Method::GET, "/assets/0000000000000000/style.css").send().await.unwrap().status(), 404);
+    assert_eq!(text(api.page(Method::POST, "/jobs")).await.0, 405);
+}
+
+#[tokio::test]
+async fn a_link_of_another_site_is_followed_and_its_form_is_refused() {
+    let (database, _store) = prepared().await;
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let sent = async |method: Method, headers: &[(&'static str, &str)]| {
+        let path = if method == Method::GET { "/jobs" } else { "/groups/pause?group=g" };
+        let request = headers.iter().fold(api.page(method, path), |request, (name, value)| request.header(*name, *value));
+        text(request).await.0
+    };
+    let followed = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+    assert_eq!(sent(Method::GET, &followed).await, 200);
+    assert_eq!(sent(Method::GET, &[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")]).await, 403);
+    assert_eq!(sent(Method::POST, &followed).await, 403);
+    assert_eq!(sent(Method::POST, &[("origin", "http://example.org")]).await, 403);
+    assert_eq!(sent(Method::GET, &[("host", "example.org")]).await, 403, "a foreign name may lead to this machine");
+    assert!(database.all("pauses", doc! {}).await.is_empty());
+}
+
+#[tokio::test]
+async fn nothing_of_the_database_becomes_html() {
+    let (database, store) = prepared().await;
+    let parameters = doc! { HOSTILE: HOSTILE, "more": "</pre><script>alert(1)</script>" };
+    let job = NewJob::of_class(HOSTILE, parameters).in_group(HOSTILE).urn(HOSTILE).tag(HOSTILE);
+    let waiting = job.enqueue(&store).await.unwrap().id;
+    let (message, trace) = (format!("{HOSTILE}\n{HOSTILE}"), format!("{HOSTILE}\n").repeat(30_000));
+    let failed = archived(doc! {
+        "group": HOSTILE, "why": HOSTILE, "result": HOSTILE, "log": [{ "at": bson::DateTime::now(), "attempt": 1, "line": HOSTILE }],
+        "progress": { "text": HOSTILE, "percent": 10.0 },
+        "last_execution": { "started_at": bson::DateTime::now(), "ended_at": bson::DateTime::now(), "hostname": HOSTILE, "pid": 1_i64,
+            "class": HOSTILE, "message": &message, "trace": &trace },
+    });
+    let id = failed.get_object_id("_id").unwrap();
+    database.raw("archived").insert_one(failed).bypass_document_validation(true).await.unwrap();
+    let odd = ObjectId::new();
+    insert_unvalidated(&database, vec![doc! { "_id": HOSTILE, "locked": HOSTILE }, doc! { "_id": odd, "group": HOSTILE }]).await;
+    for collection in ["roster", "limits", "groups", "pauses", "schedules"] {
+        let document = doc! { "_id": HOSTILE, "hostname": HOSTILE, "by": HOSTILE, "reason": HOSTILE, "capacity": 1, "cron": HOSTILE };
+        database.raw(collection).insert_one(document).bypass_document_validation(true).await.unwrap();
+    }
+    store.pauses().pause(&Paused::Group(HOSTILE.into()), HOSTILE, Some(HOSTILE)).await.unwrap();
+    store.pauses().pause(&Paused::Line(HOSTILE.into()), HOSTILE, Some(HOSTILE)).await.unwrap();
+    store.limits().set("printer", Limit::new(Some(1), None)).await.unwrap();
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let jobs = [format!("/jobs/{waiting}"), format!("/jobs/{id}"), format!("/jobs/{odd}"), format!("/jobs/{id}/retry")];
+    let (_, groups) = api.read("/groups").await;
+    let of_group: Vec<String> = links(&groups, "/groups/").collect();
+    assert!(of_group.len() >= 2, "{groups}");
+    for path in PAGES[..7].iter().map(|path| (*path).to_owned()).chain(jobs).chain(of_group) {
+        let (status, page) = api.read(&path).await;
+        assert!([200, 409].contains(&status), "{path}: {page}");
+        is_harmless(&page);
+        assert!(page.len() < 400_000, "{path} has {} bytes", page.len());
+    }
+    let (_, page) = api.read(&format!("/jobs/{id}")).await;
+    assert!(page.contains("&#60;script&#62;alert(1)") && page.contains("The whole trace is in the JSON"), "{page}");
+    let whole = api.page(Method::GET, &format!("/jobs/{id}/json")).send().await.unwrap().json::<serde_json::Value>().await.unwrap();
+    assert_eq!(whole["last_execution"]["trace"], trace, "the JSON has it as it is");
+}
+
+#[tokio::test]
+async fn nothing_of_an_address_becomes_html_or_a_filter_of_its_own() {
+    let (database, store) = prepared().await;
+    NewJob::of_class("c", doc! {}).enqueue(&store).await.unwrap();
+    let api = Api::serve(&database, &[]).await;
+    let hostile: String = HOSTILE.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    // What the reader gives is in a field as it was given.
+    let shown = hostile.split("%e2").next().unwrap();
+    for (path, status) in [
+        (format!("/jobs?class={shown}&message={shown}"), 200),
+        (format!("/jobs?{hostile}=1"), 400),
+        (format!("/jobs?state={hostile}"), 400),
+        (format!("/jobs?since={hostile}"), 400),
+        (format!("/jobs?after={hostile}"), 400),
+        (format!("/jobs/{hostile}"), 400),
+        (format!("/groups/why?group={hostile}"), 200),
+        (format!("/{hostile}"), 404),
+        (format!("/login?to={hostile}"), 404),
+        ("/jobs?class[$ne]=x".into(), 400),
+        ("/jobs?class=%7B%22%24ne%22%3A1%7D".into(), 200),
+        ("/jobs?class=a&class=b".into(), 400),
+        ("/jobs?group=%00".into(), 200),
+        ("/jobs?message=%28%28%28".into(), 200),
+        ("/jobs?since=1h&until=2h".into(), 400),
+        ("/jobs?state=running&why=done".into(), 400),
+        (format!("/jobs?class={}", "x".repeat(20_000)), 200),
+        ("/groups/why".into(), 400),
+        ("/jobs/65a1b2c3d4e5f60718293a4b".into(), 404),
+        ("/jobs/65a1b2c3d4e5f60718293a4b/explode".into(), 404),
+    ] {
+        let (got, page) = api.read(&path).await;
+        assert_eq!(got, status, "{path:.100}: {page}");
+        is_harmless(&page);
+        assert!(!page.contains("href=\"/jobs/"), "no job matches: {path:.100}");
+    }
+}
+
+#[tokio::test]
+async fn jobs_are_listed_by_pages_and_filters() {
+    let (database, store) = prepared().await;
+    let jobs = (0..120).map(|n| NewJob::of_class(if n < 7 { "a&b" } else { "other" }, doc! {}).after(SOON));
+    store.enqueue_many(jobs).await.unwrap();
+    let api = Api::serve(&database, &[]).await;
+    let (mut found, mut path) = (Vec::new(), "/jobs?state=waiting".to_owned());
+    loop {
+        let (_, page) = api.read(&path).await;
+        found.push(links(&page, "/jobs/").count());
+        let Some(next) = page.split("rel=\"next\" ").nth(1) else { break };
+        path = links(next, "/jobs?").next().unwrap();
+        assert!(path.contains("state=waiting&after="), "{path}");
+    }
+    assert_eq!(found, [50, 50, 20]);
+    let (_, page) = api.read("/jobs?class=a%26b").await;
+    assert_eq!(links(&page, "/jobs/").count(), 7);
+    let tab = links(&page, "/jobs?state=failed").next().unwrap();
+    assert_eq!(tab, "/jobs?state=failed&class=a%26b", "a tab keeps the filter");
+    assert!(api.read(&tab).await.1.contains("No job matches."));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_tells_its_story_without_what_is_redacted() {
+    let (database, store) = prepared().await;
+    let system = System::start(&database, Setup::default());
+    let done = NewJob::of_class("noop", doc! { "n": 7, "tell": true }).enqueue(&store).await.unwrap().id;
+    database.archived(done).await;
+    store.set_redaction(&RedactionRule::new("secret", []).unwrap()).await.unwrap();
+    let waiting = NewJob::of_class("secret", doc! { "card": "s3cr3t" }).enqueue(&store).await.unwrap().id;
+    let api = Api::serve(&database, &[]).await;
+    let (_, page) = api.read(&format!("/jobs/{done}")).await;
+    for part in
+        ["It was enqueued", "It is done", "It was started once.", "succeeded", "<h2>Parameters</h2>", "&#34;n&#34;: 7", "<h2>Result</h2>"]
+    {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains(&format!("/jobs/{done}/retry")), "only an operator changes jobs");
+    let (_, page) = api.read(&format!("/jobs/{waiting}")).await;
+    assert!(page.contains("Why it waits (no-worker)") && page.contains("[redacted]") && !page.contains("s3cr3t"), "{page}");
+    let whole = api.page(Method::GET, &format!("/jobs/{waiting}/json")).send().await.unwrap().text().await.unwrap();
+    assert!(whole.contains("[redacted]") && !whole.contains("s3cr3t"), "{whole}");
+    system.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_whole_is_seen_on_the_overview_and_in_tables() {
+    let (database, store) = prepared().await;
+    let system = System::start(&database, Setup::default());
+    let jobs = (0..5).map(|n| NewJob::of_class("noop", doc! { "n": n }).in_group("busy"));
+    store.enqueue_many(jobs).await.unwrap();
+    database.until("archived", doc! {}, 5, "all ended").await;
+    store.pauses().pause(&Paused::Group("stopped".into()), "ada", Some("holidays")).await.unwrap();
+    NewJob::of_class("noop", doc! {}).in_group("stopped").enqueue(&store).await.unwrap();
+    store.limits().set("printer", Limit::new(Some(3), None)).await.unwrap();
+    store.groups().set_weight("busy", Some(2.5)).await.unwrap();
+    let api = Api::serve(&database, &[]).await;
+    let expect = async |path: &str, parts: &[&str]| {
+        let has_all = async || {
+            let (status, page) = api.read(path).await;
+            status == 200 && parts.iter().all(|part| page.contains(part))
+        };
+        wait_until(SOON, &format!("{path} has {parts:?}"), has_all).await;
+    };
+    expect("/", &["5 done, 0 failed", "class=\"done\"", "class=\"latency p99\"", "paused", "stopped", "leader: "]).await;
+    expect("/groups", &["busy", "2.5", "stopped", "paused by ada", "holidays"]).await;
+    expect("/groups/why?group=stopped", &["paused", "<td class=\"number\"><bdi>1</bdi></td>"]).await;
+    expect("/workers", &["available", "all groups", "noop"]).await;
+    expect("/limits", &["printer", "group:stopped", "holidays"]).await;
+    expect("/schedules", &["There are no schedules."]).await;
+    system.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mongodb_that_is_away_is_said_on_a_page() {
+    let database = TestDatabase::of_its_own().await;
+    recruiter_tests::local::store(&database).await;
+    let api = Api::serve(&database, &[]).await;
+    let fault = FailPoint::new("recruiter web", &["find", "aggregate", "count"]).error_code(189).arm(database.uri()).await;
+    for path in ["/", "/jobs", "/workers"] {
+        let answered = api.page(Method::GET, path).send().await.unwrap();
+        assert_eq!((answered.status().as_u16(), &answered.headers()[header::RETRY_AFTER]), (503, &"1".parse().unwrap()), "{path}");
+        let page = answered.text().await.unwrap();
+        assert!(page.contains("MongoDB does not answer") && page.contains("role=\"alert\""), "{page}");
+    }
+    drop(fault);
+    assert_eq!(api.read("/jobs").await.0, 200);
+}
+
+/// What `recruiter web password` prints about somebody with this password.
+fn person(name: &str, role: &str, password: &str) -> String {
+    let mut command = Command::new(binary("recruiter"));
+    let mut child = command.args(["web", "password", name, "--role", role]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    writeln!(child.stdin.take().unwrap(), "{password}").unwrap();
+    let said = child.wait_with_output().unwrap();
+    assert!(said.status.success());
+    String::from_utf8(said.stdout).unwrap()
+}
+
+fn people() -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    let text = [person("ada lovelace", "operator", "difference engine"), person("bob", "viewer", "only to read")].concat();
+    assert!(text.contains("$argon2id$") && !text.contains("engine"), "{text}");
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+/// Sends a form; the status, where it leads, and the cookie that it sets.
+async fn send(api: &Api, path: &str, cookie: &str, fields: &[(&str, &str)]) -> (u16, String, String) {
+    let request = api.page(Method::POST, path).header(header::COOKIE, cookie).form(fields);
+    let answered = request.send().await.unwrap();
+    let header = |name| answered.headers().get(name).map(|value: &header::HeaderValue| value.to_str().unwrap().to_owned());
+    (answered.status().as_u16(), header(header::LOCATION).unwrap_or_default(), header(header::SET_COOKIE).unwrap_or_default())
+}
+
+async fn read(api: &Api, path: &str, cookie: &str) -> (u16, String) {
+    text(api.page(Method::GET, path).header(header::COOKIE, cookie)).await
+}
+
+/// Logs in, and returns what the browser sends from then on.
+async fn log_in(api: &Api, name: &str, password: &str) -> String {
+    let (status, _, cookie) = send(api, "/login", "", &[("name", name), ("password", password), ("to", "/")]).await;
+    assert_eq!(status, 303);
+    cookie.split(';').next().unwrap().to_owned()
+}
+
+/// What a form of a page has.
+async fn csrf(api: &Api, path: &str, cookie: &str) -> String {
+    let (_, page) = read(api, path, cookie).await;
+    page.split("name=\"csrf\" value=\"").nth(1).unwrap_or_else(|| panic!("{page}")).split('"').next().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn people_log_in_and_out_and_cannot_guess() {
+    let (database, _store) = prepared().await;
+    let file = people();
+    let api = Api::serve(&database, &["--tokens", file.path().to_str().unwrap()]).await;
+    let answered = api.page(Method::GET, "/jobs?class=a%26b").send().await.unwrap();
+    assert_eq!(
+        (answered.status().as_u16(), &answered.headers()[header::LOCATION]),
+        (303, &"/login?to=%2Fjobs%3Fclass%3Da%2526b".parse().unwrap())
+    );
+    assert!(api.read("/login?to=%2Fjobs").await.1.contains("value=\"/jobs\""));
+    for (name, password) in [("ada lovelace", "wrong"), ("nobody", "difference engine"), ("", ""), ("bob", "difference engine")] {
+        let (status, _, cookie) = send(&api, "/login", "", &[("name", name), ("password", password)]).await;
+        assert_eq!((status, &*cookie), (403, ""), "{name}");
+    }
+    let fields = [("name", "ada lovelace"), ("password", "difference engine"), ("to", "//example.org")];
+    let (status, to, cookie) = send(&api, "/login", "", &fields).await;
+    assert_eq!((status, &*to), (303, "/"), "not to another site");
+    assert!(cookie.contains("; HttpOnly; SameSite=Strict") && !cookie.contains("Secure"), "{cookie}");
+    let cookie = cookie.split(';').next().unwrap();
+    let (status, page) = read(&api, "/jobs", cookie).await;
+    assert!(status == 200 && page.contains("ada lovelace") && page.contains("Log out"), "{page}");
+    assert_eq!(read(&api, "/jobs", &format!("{cookie}0")).await.0, 303, "another cookie");
+    assert_eq!(api.request(Method::GET, "/jobs").header(header::COOKIE, cookie).send().await.unwrap().status(), 401, "the API has tokens");
+    assert_eq!(send(&api, "/logout", cookie, &[("csrf", "x")]).await.0, 403);
+    let secret = csrf(&api, "/jobs", cookie).await;
+    assert_eq!(send(&api, "/logout", cookie, &[("csrf", &secret)]).await.0, 303);
+    assert_eq!(read(&api, "/jobs", cookie).await.0, 303, "logged out");
+    for attempt in 1..=11 {
+        let (status, ..) = send(&api, "/login", "", &[("name", &attempt.to_string()), ("password", "guessed")]).await;
+        assert_eq!(status, if attempt == 11 { 429 } else { 403 });
+    }
+    assert_eq!(send(&api, "/login", "", &fields).await.0, 429, "also with the right password");
+    let log = api.process.stderr();
+    assert!(log.contains("logged in") && !log.contains("difference engine") && !log.contains("guessed"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn behind_a_proxy_cookies_are_secure_and_clients_are_told_apart() {
+    let (database, _store) = prepared().await;
+    let file = people();
+    let api = Api::serve(&database, &["--tokens", file.path().to_str().unwrap(), "--behind-proxy"]).await;
+    let from = async |client: &str, password: &str| {
+        let request = api.page(Method::POST, "/login").header("x-forwarded-for", format!("192.0.2.9, {client}"));
+        let answered = request.form(&[("name", "bob"), ("password", password)]).send().await.unwrap();
+        let cookie = answered.headers().get(header::SET_COOKIE).map(|cookie| cookie.to_str().unwrap().to_owned());
+        (answered.status().as_u16(), cookie.unwrap_or_default())
+    };
+    for attempt in 1..=11 {
+        assert_eq!(from("198.51.100.1", "wrong").await.0, if attempt == 11 { 429 } else { 403 });
+    }
+    let (status, cookie) = from("198.51.100.2", "only to read").await;
+    assert!(status == 303 && cookie.starts_with("__Host-") && cookie.ends_with("; Secure"), "{cookie}");
+    let ada = log_in(&api, "ada lovelace", "difference engine").await;
+    let secret = csrf(&api, "/jobs", &ada).await;
+    let request = api.page(Method::POST, "/groups/pause?group=g").header(header::COOKIE, &ada).header("x-forwarded-for", "198.51.100.3");
+    assert_eq!(request.form(&[("csrf", &*secret)]).send().await.unwrap().status(), 303);
+    assert_eq!(database.only("audit", doc! {}).await.get_str("address").unwrap(), "198.51.100.3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_changes_jobs_and_groups_and_others_do_not() {
+    let (database, store) = prepared().await;
+    let file = people();
+    let failed = archived(doc! {});
+    let id = failed.get_object_id("_id").unwrap();
+    database.raw("archived").insert_one(failed).bypass_document_validation(true).await.unwrap();
+    let waiting = NewJob::of_class("nobody-has-it", doc! {}).after(SOON).enqueue(&store).await.unwrap().id;
+    let api = Api::serve(&database, &["--tokens", file.path().to_str().unwrap()]).await;
+    let (bob, ada) = (log_in(&api, "bob", "only to read").await, log_in(&api, "ada lovelace", "difference engine").await);
+    // Who only reads sees no button, and cannot send its form either.
+    let retry = format!("/jobs/{id}/retry");
+    assert!(!read(&api, &format!("/jobs/{id}"), &bob).await.1.contains(&retry));
+    let (theirs, own) = (csrf(&api, "/jobs", &bob).await, csrf(&api, "/jobs", &ada).await);
+    for path in [&*retry, "/groups/pause?group=g"] {
+        assert_eq!(read(&api, path, &bob).await.0, 403);
+    }
+    for (path, secret, cookie) in
+        [(&*retry, &theirs, &bob), ("/groups/pause?group=g", &theirs, &bob), (&retry, &theirs, &ada), (&retry, &String::new(), &ada)]
+    {
+        assert_eq!(send(&api, path, cookie, &[("csrf", secret)]).await.0, 403, "{path}");
+    }
+    assert_eq!((database.count("scheduled", doc! {}).await, database.count("pauses", doc! {}).await), (1, 0));
+    assert!(read(&api, &format!("/jobs/{id}"), &ada).await.1.contains(&retry));
+    let (_, asked) = read(&api, &retry, &ada).await;
+    assert!(asked.contains("would be enqueued again") && asked.contains("method=\"post\""), "{asked}");
+    assert_eq!(database.count("scheduled", doc! {}).await, 1, "it is only asked");
+    let (status, to, _) = send(&api, &retry, &ada, &[("csrf", &own)]).await;
+    assert_eq!((status, read(&api, &to, &ada).await.0), (303, 200), "to the new job: {to}");
+    assert_eq!(send(&api, &retry, &ada, &[("csrf", &own)]).await.0, 409, "two operators at once retry it once");
+    assert_eq!(database.count("scheduled", doc! {}).await, 2);
+    let (_, asked) = read(&api, &retry, &ada).await;
+    assert!(asked.contains("Attention") && asked.contains("name=\"again\""), "{asked}");
+    let cancel = format!("/jobs/{waiting}/cancel");
+    assert!(read(&api, &cancel, &ada).await.1.contains("would be archived as cancelled"));
+    assert_eq!(send(&api, &cancel, &ada, &[("csrf", &own)]).await.0, 303);
+    assert_eq!(send(&api, &cancel, &ada, &[("csrf", &own)]).await.0, 409, "it has ended");
+    let (status, to, _) = send(&api, &format!("/jobs/{waiting}/delete"), &ada, &[("csrf", &own)]).await;
+    assert_eq!((status, &*to, database.count("archived", doc! { "_id": waiting }).await), (303, "/jobs", 0));
+    assert_eq!(send(&api, "/groups/pause?group=g", &ada, &[("csrf", &own), ("reason", "a reason")]).await.0, 303);
+    let pause = database.only("pauses", doc! {}).await;
+    assert_eq!(["by", "reason"].map(|field| pause.get_str(field).unwrap()), ["ada lovelace@127.0.0.1", "a reason"]);
+    assert!(read(&api, "/groups", &ada).await.1.contains("/groups/resume?group=g"));
+    assert_eq!(send(&api, "/groups/resume?group=g", &ada, &[("csrf", &own)]).await.0, 303);
+    assert_eq!(database.count("pauses", doc! {}).await, 0);
+    let audit = database.all("audit", doc! {}).await;
+    let noted = audit.iter().map(|entry| {
+        assert_eq!(["caller", "address"].map(|field| entry.get_str(field).unwrap()), ["ada lovelace", "127.0.0.1"]);
+        let outcome = entry.get_document("outcome").unwrap();
+        let word = outcome.get_str("outcome").map_or_else(|_| outcome.get_i32("status").unwrap().to_string(), str::to_owned);
+        format!("{} {word}", entry.get_str("action").unwrap())
+    });
+    let expected = [
+        "jobs.retry enqueued-again",
+        "jobs.retry 409",
+        "jobs.cancel cancelled",
+        "jobs.cancel 409",
+        "jobs.delete deleted",
+        "pauses.add paused",
+        "pauses.remove resumed",
+    ];
+    assert_eq!(noted.collect::<Vec<_>>(), expected, "what was only asked, and what others wanted, is not there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_quiets_a_worker() {
+    let (database, _store) = prepared().await;
+    let system = System::start(&database, Setup::default());
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let quiet = async || links(&api.read("/workers").await.1, "/workers/").find(|link| link.ends_with("/quiet")).is_some();
+    wait_until(SOON, "it registers", quiet).await;
+    let path = links(&api.read("/workers").await.1, "/workers/").find(|link| link.ends_with("/quiet")).unwrap();
+    let (_, asked) = api.read(&path).await;
+    assert!(asked.contains("would be made quiet"), "{asked}");
+    let secret = csrf(&api, &path, "").await;
+    assert_eq!(send(&api, &path, "", &[("csrf", "")]).await.0, 403);
+    assert_eq!(send(&api, &path, "", &[("csrf", &secret)]).await.0, 303);
+    database.until("roster", doc! { "wanted": "quiet" }, 1, "it is wanted").await;
+    assert!(links(&api.read("/workers").await.1, "/workers/").any(|link| link.ends_with("/resume")));
+    let entry = database.only("audit", doc! { "action": "workers.quiet", "outcome.matched": 1_i64 }).await;
+    assert_eq!((entry.get_str("caller").ok(), entry.get_str("address").unwrap()), (None, "127.0.0.1"), "nobody has a name here");
+    let gone = api.read(&path.replace(&path[9..33], "65a1b2c3d4e5f60718293a4b")).await;
+    assert!(gone.0 == 409 && gone.1.contains("no living worker"), "{gone:?}");
+    system.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_audit_cannot_have_is_not_done() {
+    let database = TestDatabase::of_its_own().await;
+    recruiter_tests::local::store(&database).await;
+    let job = archived(doc! {});
+    let id = job.get_object_id("_id").unwrap();
+    database.raw("archived").insert_one(job).bypass_document_validation(true).await.unwrap();
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let secret = csrf(&api, &format!("/jobs/{id}/delete"), "").await;
+    let sent = [("csrf", &*secret)];
+    let fault = FailPoint::new("recruiter web", &["insert"]).error_code(189).arm(database.uri()).await;
+    for path in [&*format!("/jobs/{id}/delete"), "/groups/pause?group=g"] {
+        assert_eq!(send(&api, path, "", &sent).await.0, 503, "{path}");
+    }
+    drop(fault);
+    assert_eq!((database.count("archived", doc! {}).await, database.count("pauses", doc! {}).await), (1, 0));
+    assert_eq!(send(&api, "/groups/pause?group=g", "", &sent).await.0, 303);
+}
