@@ -24,20 +24,52 @@ document.addEventListener("formdata", (event) => {
   if (event.target.method !== "get") return;
   for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
 });
-// A page that says so is read again while somebody looks at it, and not while it is used.
-const seconds = Number(document.querySelector("main").dataset.again);
-if (seconds > 0) {
-  const again = async () => {
-    const main = document.querySelector("main");
-    const used = main.contains(document.activeElement) && document.activeElement !== main;
-    if (document.visibilityState === "visible" && !used && document.getSelection().isCollapsed) {
-      try {
-        const answer = await fetch(location.href, { redirect: "error" });
-        const next = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
-        if (next) main.replaceWith(document.adoptNode(next));
-      } catch { /* The next one may succeed. */ }
-    }
-    setTimeout(again, seconds * 1000);
+// Reads the page again while somebody looks at it, and not while it is used.
+const renew = async () => {
+  const main = document.querySelector("main");
+  const used = main.contains(document.activeElement) && document.activeElement !== main;
+  if (document.visibilityState !== "visible" || used || !document.getSelection().isCollapsed || main.querySelector(":checked")) return;
+  try {
+    const answer = await fetch(location.href, { redirect: "error" });
+    const next = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+    if (next) main.replaceWith(document.adoptNode(next));
+  } catch { /* The next one may succeed. */ }
+};
+// Every so many seconds.
+const { again, live } = document.querySelector("main").dataset;
+if (again) {
+  const later = () => setTimeout(async () => { await renew(); later(); }, again * 1000);
+  later();
+}
+// After events, at most once per second.
+if (live) {
+  let waits = false;
+  new EventSource(live).onmessage = () => {
+    if (waits) return;
+    waits = true;
+    setTimeout(async () => { waits = false; await renew(); }, 1000);
   };
-  setTimeout(again, seconds * 1000);
+}
+// A list of events grows at its begin.
+const tail = document.querySelector("[data-tail]");
+if (tail) {
+  const most = 500, state = document.querySelector("[data-tail-state]"), source = new EventSource(tail.dataset.tail);
+  const cell = (row, content) => row.insertCell().append(content);
+  const add = (at, topic, job, details) => {
+    const row = tail.tBodies[0].insertRow(0);
+    cell(row, at);
+    cell(row, topic);
+    const link = job ? Object.assign(document.createElement("a"), { href: `/jobs/${job}`, textContent: job }) : "";
+    cell(row, link);
+    cell(row, details);
+    if (tail.tBodies[0].rows.length > most) tail.tBodies[0].deleteRow(most);
+  };
+  source.onopen = () => { state.textContent = "Connected: events appear here as they happen."; };
+  source.onerror = () => { state.textContent = "Not connected; trying again."; };
+  source.addEventListener("missed", (event) => add("", "missed", null, `${JSON.parse(event.data).missed ?? "An unknown number of"} events were missed.`));
+  source.onmessage = (event) => {
+    if (!event.data) return;
+    const { topic, at, job, ...details } = JSON.parse(event.data);
+    add(at?.$date ?? "", topic, job?.$oid, JSON.stringify(details));
+  };
 }

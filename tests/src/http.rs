@@ -67,7 +67,11 @@ impl Api {
     /// Opens a stream of server-sent events, behind the event with this id.
     pub async fn open(&self, path: &str, last: Option<&str>) -> Stream {
         let request = self.request(Method::GET, path);
-        let request = if let Some(last) = last { request.header("Last-Event-ID", last) } else { request };
+        Self::stream(if let Some(last) = last { request.header("Last-Event-ID", last) } else { request }).await
+    }
+
+    /// Opens a stream of server-sent events.
+    pub async fn stream(request: RequestBuilder) -> Stream {
         let response = request.send().await.expect("it answers");
         assert_eq!((response.status(), content(&response)), (StatusCode::OK, "text/event-stream"));
         Stream { response, rest: String::new() }

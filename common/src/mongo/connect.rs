@@ -441,6 +441,7 @@ impl Client {
             options,
             may_mend: true,
             is_set_up: Arc::new(AtomicBool::new(false)),
+            has_audit: Arc::new(AtomicBool::new(false)),
             features: Arc::default(),
             stand_ins: Arc::default(),
             prefix,

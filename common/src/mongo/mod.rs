@@ -125,6 +125,8 @@ pub struct Client {
     pub(crate) may_mend: bool,
     /// Whether the schema is known to exist.
     pub(crate) is_set_up: Arc<AtomicBool>,
+    /// Whether the collection of the audit is known to be Recruiter's.
+    pub(crate) has_audit: Arc<AtomicBool>,
     /// The begin of the names of all collections.
     pub(crate) prefix: Arc<str>,
     /// What takes the place of those of our indexes that cannot be used, by their names.

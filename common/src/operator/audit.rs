@@ -4,11 +4,13 @@
 //! happens without an entry. If the second fails, or the process ends in between, the entry stays without an outcome, which says that the action
 //! was intended, and that what came out is not known. One document is enough for this; with two of them, a list would have to join them.
 
+use std::sync::atomic::Ordering;
+
 use bson::{Document, RawDocumentBuf, doc, oid::ObjectId};
 use chrono::TimeDelta;
 use futures_util::TryStreamExt;
 
-use crate::mongo::{Store, StoreError, call, lossy};
+use crate::mongo::{Store, StoreError, call, lossy, schema::refuse_foreign_audit};
 
 /// How long an entry is kept: a year, and time to look at it.
 const KEPT_FOR: TimeDelta = TimeDelta::days(400);
@@ -33,8 +35,15 @@ pub struct AuditId(ObjectId);
 impl Store {
     /// Writes an action before it is done.
     ///
+    /// # Errors
+    /// [`StoreError::Foreign`] if the collection is an application's.
+    ///
     /// Filter: none, an insert with a new id. Index: `expired_audit`. Invariant: no action of `recruiter web` without an entry.
     pub async fn intend(&self, action: Intended<'_>) -> Result<AuditId, StoreError> {
+        if !self.has_audit.load(Ordering::Relaxed) {
+            refuse_foreign_audit(self).await?;
+            self.has_audit.store(true, Ordering::Relaxed);
+        }
         let Intended { caller, address, action, target } = action;
         let (id, now, audit) = (ObjectId::new(), self.now(), self.audit.clone());
         let entry = doc! {

@@ -116,3 +116,35 @@ where
         Err(_) => tracing::debug!(client = %peer.0, "a client was too slow"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_sends_no_whole_head_is_disconnected_and_makes_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let bounds = Bounds {
+            connections: 1,
+            head_within: Duration::from_millis(50),
+            head_bytes: 8_192,
+            one_request_within: None,
+            read_within: Duration::from_secs(30),
+        };
+        let answers = service_fn(async |_| Ok::<_, Infallible>(Response::new("answered".to_owned())));
+        tokio::spawn(serve(listener, bounds, answers, CancellationToken::new()));
+        let mut slow = TcpStream::connect(at).await.unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\nHost: ").await.unwrap();
+        let mut next = TcpStream::connect(at).await.unwrap();
+        next.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answered = String::new();
+        next.read_to_string(&mut answered).await.unwrap();
+        assert!(answered.starts_with("HTTP/1.1 200") && answered.ends_with("answered"), "{answered}");
+        let mut rest = Vec::new();
+        slow.read_to_end(&mut rest).await.unwrap_or_default();
+        assert!(!rest.starts_with(b"HTTP/1.1 200"));
+    }
+}

@@ -11,7 +11,7 @@ use std::{
 
 use futures_util::{Stream, stream};
 use recruiter_common::{
-    EventsError, Received,
+    EventsError, JobId, Received,
     events::Events,
     store::{Redaction, Store},
     telemetry::chain,
@@ -36,8 +36,8 @@ const REDACTION_EVERY: Duration = Duration::from_secs(10);
 /// What readers get.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Told {
-    /// An event: its topic, and its document as JSON.
-    Event { topic: String, json: String },
+    /// An event: its topic, its job, and its document as JSON.
+    Event { topic: String, job: Option<JobId>, json: String },
     /// So many events were missed; an unknown number, if `None`.
     Missed(Option<u64>),
 }
@@ -111,7 +111,7 @@ impl Kept {
 
 fn size(told: &Told) -> usize {
     match told {
-        Told::Event { topic, json } => topic.len() + json.len(),
+        Told::Event { topic, json, .. } => topic.len() + json.len(),
         Told::Missed(_) => 0,
     }
 }
@@ -179,7 +179,8 @@ fn told(received: Received, redaction: &Redaction) -> Told {
     match received {
         Received::Event(mut event) => {
             redaction.event(&mut event.details);
-            Told::Event { topic: event.topic.clone(), json: extended(event.into_document()).to_string() }
+            let job = event.details.get_object_id("job").ok().map(JobId::from);
+            Told::Event { topic: event.topic.clone(), job, json: extended(event.into_document()).to_string() }
         }
         Received::Missed(count) => Told::Missed(count),
         _ => Told::Missed(None),
@@ -250,19 +251,22 @@ impl Reader {
         Some((self.place(), told))
     }
 
-    /// What comes for these patterns; `None` now and then, for the place, while nothing does.
-    pub(super) fn matching(self, patterns: Vec<Pattern>) -> impl Stream<Item = (Place, Option<Arc<Told>>)> {
-        stream::unfold((self, patterns), async |(mut reader, patterns)| {
+    /// What comes for these patterns, of these jobs, if any are given; `None` now and then, for the place, while nothing does.
+    pub(super) fn matching(self, patterns: Vec<Pattern>, jobs: Vec<JobId>) -> impl Stream<Item = (Place, Option<Arc<Told>>)> {
+        stream::unfold((self, patterns, jobs), async |(mut reader, patterns, jobs)| {
             let mut passed = 0;
             loop {
                 let (place, told) = reader.next().await?;
                 let is_wanted = match &*told {
-                    Told::Event { topic, .. } => patterns.iter().any(|pattern| pattern.matches(topic)),
+                    Told::Event { topic, job, .. } => {
+                        let is_of_job = jobs.is_empty() || job.is_some_and(|job| jobs.contains(&job));
+                        is_of_job && patterns.iter().any(|pattern| pattern.matches(topic))
+                    }
                     Told::Missed(_) => true,
                 };
                 passed += 1;
                 if is_wanted || passed >= PASSED {
-                    return Some(((place, is_wanted.then_some(told)), (reader, patterns)));
+                    return Some(((place, is_wanted.then_some(told)), (reader, patterns, jobs)));
                 }
             }
         })
@@ -279,7 +283,7 @@ mod tests {
     }
 
     fn event(number: u64) -> Told {
-        Told::Event { topic: "a".into(), json: number.to_string() }
+        Told::Event { topic: "a".into(), job: None, json: number.to_string() }
     }
 
     async fn read(reader: &mut Reader, count: usize) -> Vec<Told> {
@@ -326,7 +330,7 @@ mod tests {
         let mut early = hub.join(Some(Place { hub: 7, number: 14 })).expect("a reader");
         assert_eq!(read(&mut early, 1).await, [event(15)]);
         // What is kept is bounded in bytes as well.
-        hub.kept().tell(Told::Event { topic: "a".into(), json: "x".repeat(KEPT_BYTES) });
+        hub.kept().tell(Told::Event { topic: "a".into(), job: None, json: "x".repeat(KEPT_BYTES) });
         assert!(hub.kept().told.is_empty() && hub.kept().bytes == 0);
         hub.kept().tell(event(1));
         assert_eq!(hub.kept().told.len(), 1);

@@ -5,6 +5,7 @@
 //! | `args` | the flags |
 //! | `access` | who may do what: tokens and people in a file, roles, and requests that a browser makes for another page |
 //! | `audit` | changes, each with its entry in the audit |
+//! | `changes` | changes of jobs |
 //! | `live` | events for many readers, from one subscription |
 //! | `password` | passwords, as hashes |
 //! | `person` | `recruiter web password`: makes one |
@@ -19,6 +20,7 @@ mod access;
 mod api;
 mod args;
 mod audit;
+mod changes;
 mod live;
 mod pages;
 mod password;

@@ -67,6 +67,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Graph {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| Problem::bad(error.body_text()))?;
+        Self::of_text(&id)
+    }
+}
+
+impl Graph {
+    pub(super) fn of_text(id: &str) -> Result<Self, Problem> {
         let problem = || Problem::bad(format!("`{id:.80}` is not the id of a graph (24 hexadecimal digits)"));
         id.parse().map(Self).map_err(|_| problem())
     }
@@ -88,6 +94,11 @@ impl Parameters {
     /// The text of this parameter, empty if it is not given.
     pub(super) fn text(&self, name: &str) -> &str {
         self.0.iter().find(|(given, _)| given == name).map_or("", |(_, text)| text)
+    }
+
+    /// All names and texts.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, text)| (&**name, &**text))
     }
 
     /// The value of this parameter; an empty one is as none.

@@ -3,10 +3,11 @@
 use std::{
     io::Write as _,
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use bson::{Document, doc, oid::ObjectId};
-use recruiter_common::{Limit, NewJob, limits::Paused, store::RedactionRule};
+use recruiter_common::{Graph, Limit, NewJob, limits::Paused, schedules::Schedule, shutdown::pause, store::RedactionRule};
 use recruiter_tests::{
     factory::insert_unvalidated,
     fail_points::FailPoint,
@@ -19,7 +20,8 @@ use recruiter_tests::{
 use reqwest::{Method, header};
 use tempfile::NamedTempFile;
 
-const PAGES: [&str; 8] = ["/", "/jobs", "/groups", "/groups/why?group=a", "/workers", "/limits", "/schedules", "/nothing"];
+const PAGES: [&str; 10] =
+    ["/", "/jobs", "/groups", "/groups/why?group=a", "/workers", "/limits", "/schedules", "/events", "/doctor", "/nothing"];
 const HOSTILE: &str = "<script>alert(1)</script>'\"onload=x \u{202e}";
 
 /// The parts of an address that a page has as links.
@@ -80,7 +82,7 @@ async fn a_link_of_another_site_is_followed_and_its_form_is_refused() {
     let (database, _store) = prepared().await;
     let api = Api::serve(&database, &["--anonymous", "operator"]).await;
     let sent = async |method: Method, headers: &[(&'static str, &str)]| {
-        let path = if method == Method::GET { "/jobs" } else { "/groups/pause?group=g" };
+        let path = if method == Method::GET { "/jobs" } else { "/pauses/pause?what=group:g" };
         let request = headers.iter().fold(api.page(method, path), |request, (name, value)| request.header(*name, *value));
         text(request).await.0
     };
@@ -118,11 +120,16 @@ async fn nothing_of_the_database_becomes_html() {
     store.pauses().pause(&Paused::Line(HOSTILE.into()), HOSTILE, Some(HOSTILE)).await.unwrap();
     store.limits().set("printer", Limit::new(Some(1), None)).await.unwrap();
     let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let mut graph = Graph::new();
+    graph.add(NewJob::of_class(HOSTILE, doc! {}).after(SOON));
+    let graph_id = graph.id();
+    graph.enqueue(&store).await.unwrap();
     let jobs = [format!("/jobs/{waiting}"), format!("/jobs/{id}"), format!("/jobs/{odd}"), format!("/jobs/{id}/retry")];
+    let jobs = jobs.into_iter().chain([format!("/graphs/{graph_id}"), "/audit".into()]);
     let (_, groups) = api.read("/groups").await;
-    let of_group: Vec<String> = links(&groups, "/groups/").collect();
+    let of_group: Vec<String> = links(&groups, "/groups/").chain(links(&groups, "/pauses/")).collect();
     assert!(of_group.len() >= 2, "{groups}");
-    for path in PAGES[..7].iter().map(|path| (*path).to_owned()).chain(jobs).chain(of_group) {
+    for path in PAGES[..9].iter().map(|path| (*path).to_owned()).chain(jobs).chain(of_group) {
         let (status, page) = api.read(&path).await;
         assert!([200, 409].contains(&status), "{path}: {page}");
         is_harmless(&page);
@@ -161,6 +168,12 @@ async fn nothing_of_an_address_becomes_html_or_a_filter_of_its_own() {
         ("/jobs?state=running&why=done".into(), 400),
         (format!("/jobs?class={}", "x".repeat(20_000)), 200),
         ("/groups/why".into(), 400),
+        ("/pauses/pause".into(), 400),
+        ("/pauses/pause?what=group:g".into(), 403),
+        (format!("/events?topic={hostile}"), 400),
+        (format!("/graphs/{hostile}"), 400),
+        ("/graphs/65a1b2c3d4e5f60718293a4b".into(), 404),
+        ("/audit".into(), 403),
         ("/jobs/65a1b2c3d4e5f60718293a4b".into(), 404),
         ("/jobs/65a1b2c3d4e5f60718293a4b/explode".into(), 404),
     ] {
@@ -358,7 +371,8 @@ async fn behind_a_proxy_cookies_are_secure_and_clients_are_told_apart() {
     assert!(status == 303 && cookie.starts_with("__Host-") && cookie.ends_with("; Secure"), "{cookie}");
     let ada = log_in(&api, "ada lovelace", "difference engine").await;
     let secret = csrf(&api, "/jobs", &ada).await;
-    let request = api.page(Method::POST, "/groups/pause?group=g").header(header::COOKIE, &ada).header("x-forwarded-for", "198.51.100.3");
+    let request =
+        api.page(Method::POST, "/pauses/pause?what=group:g").header(header::COOKIE, &ada).header("x-forwarded-for", "198.51.100.3");
     assert_eq!(request.form(&[("csrf", &*secret)]).send().await.unwrap().status(), 303);
     assert_eq!(database.only("audit", doc! {}).await.get_str("address").unwrap(), "198.51.100.3");
 }
@@ -377,11 +391,11 @@ async fn an_operator_changes_jobs_and_groups_and_others_do_not() {
     let retry = format!("/jobs/{id}/retry");
     assert!(!read(&api, &format!("/jobs/{id}"), &bob).await.1.contains(&retry));
     let (theirs, own) = (csrf(&api, "/jobs", &bob).await, csrf(&api, "/jobs", &ada).await);
-    for path in [&*retry, "/groups/pause?group=g"] {
+    for path in [&*retry, "/pauses/pause?what=group:g"] {
         assert_eq!(read(&api, path, &bob).await.0, 403);
     }
     for (path, secret, cookie) in
-        [(&*retry, &theirs, &bob), ("/groups/pause?group=g", &theirs, &bob), (&retry, &theirs, &ada), (&retry, &String::new(), &ada)]
+        [(&*retry, &theirs, &bob), ("/pauses/pause?what=group:g", &theirs, &bob), (&retry, &theirs, &ada), (&retry, &String::new(), &ada)]
     {
         assert_eq!(send(&api, path, cookie, &[("csrf", secret)]).await.0, 403, "{path}");
     }
@@ -402,11 +416,11 @@ async fn an_operator_changes_jobs_and_groups_and_others_do_not() {
     assert_eq!(send(&api, &cancel, &ada, &[("csrf", &own)]).await.0, 409, "it has ended");
     let (status, to, _) = send(&api, &format!("/jobs/{waiting}/delete"), &ada, &[("csrf", &own)]).await;
     assert_eq!((status, &*to, database.count("archived", doc! { "_id": waiting }).await), (303, "/jobs", 0));
-    assert_eq!(send(&api, "/groups/pause?group=g", &ada, &[("csrf", &own), ("reason", "a reason")]).await.0, 303);
+    assert_eq!(send(&api, "/pauses/pause?what=group:g", &ada, &[("csrf", &own), ("reason", "a reason")]).await.0, 303);
     let pause = database.only("pauses", doc! {}).await;
     assert_eq!(["by", "reason"].map(|field| pause.get_str(field).unwrap()), ["ada lovelace@127.0.0.1", "a reason"]);
-    assert!(read(&api, "/groups", &ada).await.1.contains("/groups/resume?group=g"));
-    assert_eq!(send(&api, "/groups/resume?group=g", &ada, &[("csrf", &own)]).await.0, 303);
+    assert!(read(&api, "/groups", &ada).await.1.contains("/pauses/resume?what=group%3Ag"));
+    assert_eq!(send(&api, "/pauses/resume?what=group:g", &ada, &[("csrf", &own)]).await.0, 303);
     assert_eq!(database.count("pauses", doc! {}).await, 0);
     let audit = database.all("audit", doc! {}).await;
     let noted = audit.iter().map(|entry| {
@@ -425,6 +439,158 @@ async fn an_operator_changes_jobs_and_groups_and_others_do_not() {
         "pauses.remove resumed",
     ];
     assert_eq!(noted.collect::<Vec<_>>(), expected, "what was only asked, and what others wanted, is not there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_job_may_get_other_parameters() {
+    let (database, store) = prepared().await;
+    store.set_redaction(&RedactionRule::new("c", ["card".to_owned()]).unwrap()).await.unwrap();
+    let failed = archived(doc! { "workable": { "class": "c", "parameters": { "card": "s3cr3t", "a": { "b": 1, "c": 2 }, "d": 3 } } });
+    let id = failed.get_object_id("_id").unwrap();
+    database.raw("archived").insert_one(failed).bypass_document_validation(true).await.unwrap();
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let path = format!("/jobs/{id}/retry");
+    let (_, asked) = api.read(&path).await;
+    assert!(asked.contains("<textarea name=\"parameters\"") && asked.contains("[redacted]") && !asked.contains("s3cr3t"), "{asked}");
+    let csrf = csrf(&api, &path, "").await;
+    for (field, value) in [("parameters", "{"), ("parameters", "[1]"), ("priority", "ten"), ("priority", "10")] {
+        let status = send(&api, &path, "", &[("csrf", &csrf), (field, value)]).await.0;
+        assert!([400, 422].contains(&status), "{field} {value}: {status}");
+    }
+    assert_eq!(database.count("scheduled", doc! {}).await, 0, "nothing of this was done");
+    let parameters = r#"{"card": "[redacted]", "a": {"c": 7}, "new": {"$date": "2030-01-31T18:00:00Z"}}"#;
+    let fields = [("csrf", &*csrf), ("parameters", parameters), ("group", "other"), ("priority", "9")];
+    assert_eq!(send(&api, &path, "", &fields).await.0, 303);
+    let new = database.only("scheduled", doc! {}).await;
+    let date = bson::DateTime::parse_rfc3339_str("2030-01-31T18:00:00Z").unwrap();
+    let expected = doc! { "card": "s3cr3t", "a": { "c": 7 }, "new": date };
+    assert_eq!(new.get_document("workable").unwrap().get_document("parameters").unwrap(), &expected, "what is hidden stays");
+    assert_eq!((new.get_str("group").unwrap(), new.get_i32("priority").unwrap()), ("other", 9));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_jobs_are_changed_after_their_number_was_shown() {
+    let (database, store) = prepared().await;
+    let all: Vec<Document> = (0..5).map(|n| archived(doc! { "group": if n < 3 { "a&b" } else { "other" } })).collect();
+    let ids: Vec<ObjectId> = all.iter().map(|job| job.get_object_id("_id").unwrap()).collect();
+    database.raw("archived").insert_many(all).bypass_document_validation(true).await.unwrap();
+    let waiting = NewJob::of_class("c", doc! {}).after(SOON).enqueue(&store).await.unwrap().id;
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let (_, page) = api.read("/jobs?state=failed&group=a%26b").await;
+    let path = links(&page, "/jobs/many/retry").next().unwrap();
+    let (_, asked) = api.read(&path).await;
+    assert!(asked.contains("Retry: 3 jobs?") && asked.contains("3 enqueued-again"), "{asked}");
+    let csrf = csrf(&api, &path, "").await;
+    assert_eq!((database.count("scheduled", doc! {}).await, database.count("audit", doc! {}).await), (1, 0), "it is only asked");
+    assert_eq!(send(&api, &path, "", &[("csrf", "")]).await.0, 403);
+    assert_eq!(send(&api, &path, "", &[("csrf", &csrf)]).await.0, 200);
+    assert_eq!(database.count("scheduled", doc! { "group": "a&b" }).await, 3);
+    let chosen = format!("/jobs/many/delete?id={}&id={}", ids[3], ids[4]);
+    assert!(api.read(&chosen).await.1.contains("2 deleted"));
+    assert_eq!(send(&api, &chosen, "", &[("csrf", &csrf)]).await.0, 200);
+    assert_eq!(database.count("archived", doc! {}).await, 3);
+    let cancelled = format!("/jobs/many/cancel?id={waiting}&id=65a1b2c3d4e5f60718293a4b");
+    assert_eq!(send(&api, &cancelled, "", &[("csrf", &csrf)]).await.0, 200);
+    let noted = database.only("audit", doc! { "action": "jobs.cancel" }).await;
+    assert_eq!(noted.get_document("outcome").unwrap(), &doc! { "matched": 2_i64, "outcomes": { "cancelled": 1, "refused": 1 } });
+    let noted = database.only("audit", doc! { "action": "jobs.retry" }).await;
+    assert_eq!(noted.get_document("target").unwrap().get_document("filter").unwrap(), &doc! { "state": "failed", "group": "a&b" });
+    for (path, status) in [
+        ("/jobs/many/retry".to_owned(), 400),
+        ("/jobs/many/explode?state=failed".into(), 404),
+        (format!("/jobs/many/retry?id={}&state=failed", ids[0]), 400),
+        (format!("/jobs/many/retry?{}", format!("id={}&", ids[0]).repeat(1_001)), 400),
+    ] {
+        assert_eq!(send(&api, &path, "", &[("csrf", &csrf)]).await.0, status, "{path:.80}");
+    }
+    let (_, page) = api.read("/audit").await;
+    assert!(page.contains("jobs.retry") && page.contains("matched 3") && page.contains("127.0.0.1"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graph_is_drawn_and_changed() {
+    let (database, store) = prepared().await;
+    let mut graph = Graph::new();
+    let job = |class: &str| NewJob::of_class(class, doc! {}).after(SOON);
+    let first = graph.add(job("fetch"));
+    let (left, right) = (graph.add(job("left").waits_for(first)), graph.add(job("right").waits_for(first)));
+    graph.add(job("last").waits_for(left).waits_for(right));
+    let id = graph.id();
+    graph.enqueue(&store).await.unwrap();
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let (_, page) = api.read(&format!("/graphs/{id}")).await;
+    let (nodes, edges) = (page.matches("<rect class=\"node plain\"").count(), page.matches("<path class=\"edge\"").count());
+    assert_eq!((nodes, edges), (4, 4), "{page}");
+    assert!(page.contains("1 postponed, 3 waits") || page.contains("4 jobs: "), "{page}");
+    assert!(page.contains("x=\"1\" y=\"1\"") && page.contains("x=\"421\" y=\"1\""), "the last one is in the third column: {page}");
+    let path = format!("/graphs/{id}/cancel");
+    assert!(api.read(&path).await.1.contains("4 jobs that are not finished"));
+    let csrf = csrf(&api, &path, "").await;
+    assert_eq!(send(&api, &path, "", &[("csrf", &csrf)]).await.0, 303);
+    assert_eq!(database.count("archived", doc! { "why": "cancelled" }).await, 4);
+    assert_eq!(api.read(&path).await.0, 409);
+    assert!(api.read(&format!("/graphs/{id}/retry")).await.1.contains("4 jobs that failed"));
+    assert_eq!(send(&api, &format!("/graphs/{id}/retry"), "", &[("csrf", &csrf)]).await.0, 303);
+    assert_eq!(database.count("scheduled", doc! {}).await, 4);
+    let done = database.all("audit", doc! {}).await;
+    let done: Vec<&str> = done.iter().map(|entry| entry.get_str("action").unwrap()).collect();
+    assert_eq!(done, ["graphs.cancel", "graphs.retry"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn schedules_and_lines_are_paused_resumed_and_run() {
+    let (database, store) = prepared().await;
+    let nightly = Schedule::cron("0 3 * * *", "UTC").unwrap().job(NewJob::of_class("c", doc! {}));
+    store.schedules().declare("a&b", &nightly).await.unwrap();
+    store.pauses().pause(&Paused::Line("l".into()), "ada", None).await.unwrap();
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let (_, page) = api.read("/schedules").await;
+    let [run, pause] = ["/schedules/run", "/schedules/pause"].map(|begin| links(&page, begin).next().unwrap());
+    let csrf = csrf(&api, &pause, "").await;
+    let (status, to, _) = send(&api, &run, "", &[("csrf", &csrf)]).await;
+    assert_eq!((status, api.read(&to).await.0), (303, 200), "to the job: {to}");
+    assert_eq!(database.count("scheduled", doc! { "schedule.name": "a&b" }).await, 1);
+    assert_eq!(send(&api, &pause, "", &[("csrf", &csrf), ("reason", "holidays")]).await.0, 303);
+    let (_, page) = api.read("/schedules").await;
+    assert!(page.contains("holidays"), "{page}");
+    let resume = links(&page, "/schedules/resume").next().unwrap();
+    assert_eq!(send(&api, &resume, "", &[("csrf", &csrf)]).await.0, 303);
+    assert!(!api.read("/schedules").await.1.contains("holidays"));
+    assert_eq!(send(&api, "/schedules/run?name=none", "", &[("csrf", &csrf)]).await.0, 404);
+    let line = links(&api.read("/limits").await.1, "/pauses/resume").next().unwrap();
+    assert_eq!(send(&api, &line, "", &[("csrf", &csrf)]).await.0, 303);
+    assert_eq!(database.count("pauses", doc! {}).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_gets_the_events_of_its_job_from_this_program_only_for_who_may_read() {
+    let (database, store) = prepared().await;
+    let file = people();
+    let api = Api::serve(&database, &["--tokens", file.path().to_str().unwrap()]).await;
+    assert_eq!(api.page(Method::GET, "/events/stream").send().await.unwrap().status(), 303, "who is not logged in reads nothing");
+    let bob = log_in(&api, "bob", "only to read").await;
+    let job = |class| NewJob::of_class(class, doc! {}).after(SOON).enqueue(&store);
+    let (one, other) = (job("one").await.unwrap().id, job("other").await.unwrap().id);
+    let (_, page) = read(&api, &format!("/jobs/{one}"), &bob).await;
+    let path = page.split("data-live=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert_eq!(path, format!("/events/stream?job={one}"));
+    let request = api.page(Method::GET, path).header(header::COOKIE, &bob);
+    let mut stream = Api::stream(request).await;
+    let cancel =
+        async |id| super::usual_settings::run("recruiter", &["jobs", "cancel", &format!("{id}")], &[("MONGODB_URI", database.uri())]);
+    // Events begin within a second after the subscription: of further jobs, until one comes.
+    assert_eq!(cancel(other).await.code, 0);
+    pause(Duration::from_secs(2)).await;
+    assert_eq!(cancel(one).await.code, 0);
+    let told = stream.data().await.unwrap();
+    assert_eq!(
+        (told.data["job"]["$oid"].as_str().unwrap(), told.data["topic"].as_str().unwrap()),
+        (&*one.to_string(), "job.cancelled.one")
+    );
+    let (_, page) = read(&api, &format!("/jobs/{one}"), &bob).await;
+    assert!(!page.contains("data-live"), "nothing more will happen: {page}");
+    let many = format!("/events/stream?{}", format!("job={one}&").repeat(101));
+    assert_eq!(read(&api, &many, &bob).await.0, 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -460,10 +626,10 @@ async fn what_the_audit_cannot_have_is_not_done() {
     let secret = csrf(&api, &format!("/jobs/{id}/delete"), "").await;
     let sent = [("csrf", &*secret)];
     let fault = FailPoint::new("recruiter web", &["insert"]).error_code(189).arm(database.uri()).await;
-    for path in [&*format!("/jobs/{id}/delete"), "/groups/pause?group=g"] {
+    for path in [&*format!("/jobs/{id}/delete"), "/pauses/pause?what=group:g"] {
         assert_eq!(send(&api, path, "", &sent).await.0, 503, "{path}");
     }
     drop(fault);
     assert_eq!((database.count("archived", doc! {}).await, database.count("pauses", doc! {}).await), (1, 0));
-    assert_eq!(send(&api, "/groups/pause?group=g", "", &sent).await.0, 303);
+    assert_eq!(send(&api, "/pauses/pause?what=group:g", "", &sent).await.0, 303);
 }

@@ -22,6 +22,7 @@ use recruiter_common::{
 use recruiter_tests::{
     factory::again,
     fail_points::FailPoint,
+    http::Api,
     local::{prepared, store},
     mongo::{PASSWORD, TestDatabase, USER, mongod_with_access_control},
     processes::{Process, Setup, System},
@@ -439,6 +440,37 @@ async fn a_collection_that_an_application_made_and_fills_later_is_left_alone() {
     database.raw("messages").delete_one(doc! { "_id": "i".repeat(5_000) }).await.unwrap();
     assert_eq!(database.raw("messages").list_index_names().await.unwrap().len(), 2);
     assert_eq!(database.count("messages", doc! {}).await, 20);
+}
+
+/// The collection `audit` came with a later release than the others: jobs run on, and only what needs an entry there is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_audit_that_an_application_had_before_stops_changes_by_http_only() {
+    let (database, own) = prepared().await;
+    database.raw("audit").drop().await.unwrap();
+    database.raw("metadata").update_one(doc! { "_id": "collections" }, doc! { "$unset": { "audit": 1 } }).await.unwrap();
+    make_foreign(&database, "audit").await;
+    let system = System::start(&database, Setup::default());
+    let id = NewJob::of_class("noop", doc! {}).enqueue(&own).await.unwrap().id;
+    database.archived(id).await;
+    let waiting = NewJob::of_class("nobody-has-it", doc! {}).enqueue(&own).await.unwrap().id;
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let (status, refused) = api.post(&format!("/jobs/{waiting}/cancel"), &serde_json::json!({})).await;
+    assert!(status == 500 && refused["detail"].as_str().unwrap().contains("`audit`"), "{refused}");
+    assert_eq!(database.count("scheduled", doc! { "_id": waiting }).await, 1);
+    let indexes = indexes_of(&database, "audit").await;
+    drop(system);
+    drop(store(&database).await);
+    assert_eq!((database.count("audit", doc! {}).await, indexes_of(&database, "audit").await), (20, indexes));
+    assert!(database.count("metadata", doc! { "_id": "collections", "audit": { "$exists": true } }).await == 0);
+    // Its owner renames it.
+    let rename = doc! { "renameCollection": format!("{}.audit", database.name()), "to": format!("{}.their_audit", database.name()) };
+    database.database().client().database("admin").run_command(rename).await.unwrap();
+    assert_eq!(api.post(&format!("/jobs/{waiting}/cancel"), &serde_json::json!({})).await.0, 200);
+    assert_eq!(database.count("audit", doc! { "action": "jobs.cancel" }).await, 1);
+}
+
+async fn indexes_of(database: &TestDatabase, name: &str) -> Vec<String> {
+    database.raw(name).list_index_names().await.unwrap()
 }
 
 #[tokio::test]

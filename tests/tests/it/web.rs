@@ -281,7 +281,7 @@ async fn many_jobs_are_enqueued_as_lines_and_the_bad_line_is_named() {
 }
 
 #[tokio::test]
-async fn slow_clients_delay_no_other_and_are_disconnected() {
+async fn slow_clients_delay_no_other() {
     let (database, _store) = prepared().await;
     let api = Api::serve(&database, &OPEN).await;
     let at = api.at.strip_prefix("http://").unwrap();
@@ -298,8 +298,6 @@ async fn slow_clients_delay_no_other_and_are_disconnected() {
     let mut answered = String::new();
     stopped.read_to_string(&mut answered).await.unwrap_or_default();
     assert!(answered.starts_with("HTTP/1.1 408"), "{answered}");
-    let mut rest = Vec::new();
-    slow[0].read_to_end(&mut rest).await.unwrap_or_default();
     assert_eq!(api.get("/jobs").await.0, 200);
 }
 

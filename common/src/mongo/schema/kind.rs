@@ -9,6 +9,8 @@ use crate::mongo::channel::Channel;
 
 /// The name of the collection of messages.
 pub(crate) const MESSAGES: &str = "messages";
+/// The name of the collection of the audit.
+pub(crate) const AUDIT: &str = "audit";
 /// The name of the ring of events.
 pub(crate) const EVENTS: &str = "events";
 /// Size of a collection of hints: some minutes of hints on a busy system. A hint is useless after a second.
@@ -49,7 +51,7 @@ pub(crate) const COLLECTIONS: [(&str, Kind); 17] = [
     ("pauses", Kind::Pauses),
     ("schedulers", Kind::Schedules),
     ("unique_periods", Kind::Plain),
-    ("audit", Kind::Plain),
+    (AUDIT, Kind::Plain),
     ("signals", Kind::Hints),
     ("signals_0", Kind::Hints),
     (EVENTS, Kind::Events),

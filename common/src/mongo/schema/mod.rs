@@ -50,7 +50,7 @@ pub(crate) use self::{
     indexes::{any_date, any_gate, never_started},
     make::{drop_outdated_indexes, learn_stand_ins},
     migrate::changes,
-    ownership::{any_worker, note},
+    ownership::{any_worker, note, refuse_foreign_audit},
     survey::{IndexFault, Ring, Surveyed, survey},
     version::version,
 };

@@ -8,13 +8,20 @@
 //! That documents look alike says little in a database without a schema. There a collection without a validator of this release is an
 //! application's, unless `scheduled` is Recruiter's: a start makes `scheduled` first, and may have been killed. And a bucket is Recruiter's only
 //! if files are in use, which is noted before the first one is written.
+//!
+//! The collection `audit` is younger than the others, and an application that shares the database may have had one before. Then nothing is
+//! refused but what needs an entry in the audit.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
 use bson::{Bson, Document, RawDocumentBuf, doc};
 use mongodb::{Collection, options::ReadConcern};
 
-use super::{BUCKET, BUILT_WITHIN, Feature, WORKER_FIELDS, features_in_use, kind::Kind, repeated_call, version};
+use super::{
+    BUCKET, BUILT_WITHIN, Feature, WORKER_FIELDS, features_in_use,
+    kind::{AUDIT, Kind},
+    repeated_call, version,
+};
 use crate::mongo::{
     CALL_LIMIT, Client, call,
     error::StoreError,
@@ -37,6 +44,8 @@ pub(crate) struct Found {
     /// Whether it is a view or a collection of time series.
     is_special: bool,
     pub(crate) is_listed: bool,
+    /// Whether it is an application's. Only that of the audit may be.
+    pub(crate) is_foreign: bool,
 }
 
 impl Found {
@@ -51,6 +60,7 @@ impl Found {
             uuid,
             is_special: listed.get_str("type").is_ok_and(|kind| kind != "collection"),
             is_listed: false,
+            is_foreign: false,
         })
     }
 
@@ -96,7 +106,10 @@ pub(crate) async fn examine(client: &Client) -> Result<Vec<Found>, StoreError> {
         let is_metadata = found.name == "metadata" && has_our_jobs && !found.is_special;
         let is_ours = found.is_listed || is_metadata || (may_be_ours && is_ours(client, found, is_new).await?);
         has_our_jobs |= is_ours && found.kind == Kind::Jobs && found.validator().is_some();
-        if !is_ours {
+        if !is_ours && found.name == AUDIT && has_our_jobs {
+            // It was there before there was an audit. A process that does not start would run no job at all.
+            found.is_foreign = true;
+        } else if !is_ours {
             let (prefix, name) = (&client.prefix, &found.name);
             let remedy = if *name == format!("{BUCKET}.files") && has_our_jobs {
                 format!(
@@ -116,7 +129,8 @@ pub(crate) async fn examine(client: &Client) -> Result<Vec<Found>, StoreError> {
 /// Lists the collections that have our names as Recruiter's, after an examination.
 pub(crate) async fn note(client: &Client) -> Result<(), StoreError> {
     let mut uuids = Document::new();
-    for found in examine(client).await?.into_iter().filter(|found| !found.is_listed && found.uuid != Bson::Null) {
+    let unlisted = |found: &Found| !found.is_listed && !found.is_foreign && found.uuid != Bson::Null;
+    for found in examine(client).await?.into_iter().filter(unlisted) {
         // An application may have made one that Recruiter does not use yet, but not with a validator of ours.
         let is_certain = !matches!(found.kind, Kind::Later | Kind::Messages) || has_our_validator(&found);
         if is_certain || !is_empty(client, &found.name).await? {
@@ -190,6 +204,13 @@ fn fields(validator: &Document) -> Vec<&str> {
     let described = alternatives.chain([validator]).find(|part| part.contains_key("$jsonSchema"));
     let properties = described.and_then(|part| part.get_document("$jsonSchema").ok()?.get_document("properties").ok());
     properties.map(|properties| properties.keys().map(String::as_str).collect()).unwrap_or_default()
+}
+
+/// # Errors
+/// [`StoreError::Foreign`] if the collection of the audit is an application's.
+pub(crate) async fn refuse_foreign_audit(client: &Client) -> Result<(), StoreError> {
+    let is_foreign = examine(client).await?.iter().any(|found| found.is_foreign);
+    if is_foreign { Err(StoreError::Foreign { collection: format!("`{}{AUDIT}`", client.prefix) }) } else { Ok(()) }
 }
 
 /// Whether documents of an application are in the collection, also if it is listed as Recruiter's.

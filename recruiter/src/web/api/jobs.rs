@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::super::{
     Shared,
+    changes::unknown,
     problem::{Problem, ProblemDocument},
     requests::{Id, Parameters},
 };
@@ -118,8 +119,4 @@ pub(super) async fn end(State(web): Shared, Id(id): Id, mut given: Parameters) -
         Err(WaitError::Result(ResultError::Store(error))) => Err(error.into()),
         Err(other) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, other)),
     }
-}
-
-pub(super) fn unknown(id: recruiter_common::ids::JobId) -> Problem {
-    Problem::not_found(format!("no job has the id {id}, neither in `scheduled` nor in `archived`"))
 }

@@ -33,6 +33,7 @@ use axum::{
     routing::{get, patch, post, put},
 };
 
+pub(super) use self::streams::events;
 use super::{
     Web,
     access::{Role, for_role},

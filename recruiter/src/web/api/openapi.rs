@@ -6,10 +6,11 @@ use utoipa::{
 };
 
 use super::{
-    super::problem::ProblemDocument,
-    audit,
-    changes::{self, NewContent, NewValues},
-    enqueue,
+    super::{
+        changes::{NewContent, NewValues},
+        problem::ProblemDocument,
+    },
+    audit, changes, enqueue,
     fleet::{self, ChosenWorkers},
     jobs, reads,
     schedules::{self, NewSchedule, NewSchedulePause},

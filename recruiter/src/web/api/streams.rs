@@ -17,6 +17,7 @@ use recruiter_common::{
     EventsError,
     json::to_bson,
     messages::{Arrival, From as Begin, Message, Messages, Position, PublishError, SubscribeError},
+    spec::id_of_text,
     telemetry::chain,
     topics::Pattern,
 };
@@ -35,8 +36,8 @@ use crate::views::{extended, filter::when_of_text};
 
 /// How often something is sent while nothing happens: proxies end silent connections.
 const ALIVE_EVERY: Duration = Duration::from_secs(15);
-/// Maximum number of patterns in a request.
-const MOST_TOPICS: usize = 100;
+/// Maximum number of patterns, and of jobs, in a request.
+const MOST: usize = 100;
 /// How long a message is tried to be published.
 const PUBLISHED_WITHIN: Duration = Duration::from_secs(20);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -47,6 +48,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
     path = "/api/v1/events",
     params(
         ("topic" = Option<Vec<String>>, Query, description = "Patterns of topics, for example `job.failed.*`; all if it is not given"),
+        ("job" = Option<Vec<String>>, Query, description = "Ids of jobs: only their events"),
         ("Last-Event-ID" = Option<String>, Header, description = "The id of the last event that was received")
     ),
     responses(
@@ -54,8 +56,9 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
         (status = 400, body = ProblemDocument)
     )
 )]
-pub(super) async fn events(State(web): Shared, mut given: Parameters, headers: HeaderMap) -> Result<Response, Problem> {
+pub(in super::super) async fn events(State(web): Shared, mut given: Parameters, headers: HeaderMap) -> Result<Response, Problem> {
     let mut patterns = topics(&mut given)?;
+    let jobs = at_most("jobs", given.take_all("job", |text| id_of_text(text).map_err(|problem| problem.to_string()))?)?;
     given.end()?;
     if patterns.is_empty() {
         patterns.push(Pattern::everything());
@@ -64,7 +67,7 @@ pub(super) async fn events(State(web): Shared, mut given: Parameters, headers: H
     let permit = permit(&web)?;
     let reader = web.live.read(&web.store, last, &web.tasks, &web.stop).await?;
     let begin = sse::Event::default().id(last.unwrap_or_else(|| reader.place()).to_string());
-    let told = reader.matching(patterns).map(|(place, told)| {
+    let told = reader.matching(patterns, jobs).map(|(place, told)| {
         let event = sse::Event::default().id(place.to_string());
         match told.as_deref() {
             Some(Told::Event { json, .. }) => event.data(json),
@@ -185,11 +188,14 @@ fn missed(event: sse::Event, count: Option<u64>) -> sse::Event {
 }
 
 fn topics(given: &mut Parameters) -> Result<Vec<Pattern>, Problem> {
-    let topics = given.take_all("topic", |text| Pattern::new(text).map_err(|problem| problem.to_string()))?;
-    if topics.len() > MOST_TOPICS {
-        return Err(Problem::bad(format!("{} topics are too many: {MOST_TOPICS} is the limit", topics.len())));
+    at_most("topics", given.take_all("topic", |text| Pattern::new(text).map_err(|problem| problem.to_string()))?)
+}
+
+fn at_most<T>(what: &str, given: Vec<T>) -> Result<Vec<T>, Problem> {
+    if given.len() > MOST {
+        return Err(Problem::bad(format!("{} {what} are too many: {MOST} is the limit", given.len())));
     }
-    Ok(topics)
+    Ok(given)
 }
 
 /// The id of the last event that a client has had.

@@ -21,13 +21,16 @@ const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const LONGEST_DETAIL: usize = 2_000;
 
 /// The parts of the navigation: path and name.
-const SECTIONS: [(&str, &str); 6] = [
+const SECTIONS: [(&str, &str); 9] = [
     ("/", "Overview"),
     ("/jobs", "Jobs"),
     ("/groups", "Groups"),
     ("/workers", "Workers"),
     ("/limits", "Limits"),
     ("/schedules", "Schedules"),
+    ("/events", "Events"),
+    ("/audit", "Audit"),
+    ("/doctor", "Doctor"),
 ];
 
 /// The frame around the content of a page.
@@ -50,7 +53,9 @@ pub(super) struct Section {
 impl Frame {
     /// The frame of a page of the section with this path.
     pub(super) fn new(visitor: Visitor, section: &str, title: impl Into<String>) -> Self {
-        Self { visitor: Some(visitor), ..Self::outside(section, title) }
+        let mut frame = Self::outside(section, title);
+        frame.sections.retain(|section| section.path != "/audit" || visitor.is_operator());
+        Self { visitor: Some(visitor), ..frame }
     }
 
     /// The frame of a page for nobody in particular.

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::{
     super::{Shared, problem::Problem, requests::Parameters},
     frame::{Answer, Frame},
+    live::live,
     overview::Overview,
     table::{Cell, Table, Tables},
     visitor::Visitor,
@@ -68,12 +69,13 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         columns: &["Group", "State", "#Due", "#Later", "#Oldest", "#Running", "#Done/s", "#Most waiting", "#Weight", "Settings", "More"],
         rows: rows.collect(),
     }];
-    Tables { frame: Frame::new(visitor, "/groups", "Groups"), notices: invalid.map(|name| not_valid(name)).collect(), tables }.shown()
+    let (notices, live) = (invalid.map(|name| not_valid(name)).collect(), live(["group.*", "pause.*", "limit.*"]));
+    Tables { notices, live, ..Tables::new(Frame::new(visitor, "/groups", "Groups"), tables) }.shown()
 }
 
 fn act(group: &str, pause: Option<&Pause>) -> (&'static str, String) {
-    let (name, path) = if pause.is_some() { ("Resume", "/groups/resume") } else { ("Pause", "/groups/pause") };
-    (name, link(path, [("group", group)]))
+    let (name, path) = if pause.is_some() { ("Resume", "/pauses/resume") } else { ("Pause", "/pauses/pause") };
+    (name, link(path, [("what", &*Paused::Group(group.into()).to_string())]))
 }
 
 /// What is said about a document of a limit or a group that is not valid.
@@ -82,16 +84,10 @@ pub(super) fn not_valid(name: &str) -> (Tone, String) {
     (Tone::Bad, format!("The setting {name} is not valid: what it would limit waits. Correct or delete its document."))
 }
 
-/// The group that an address names.
-pub(super) fn group_of(mut given: Parameters) -> Result<String, Problem> {
+/// Shows why the waiting jobs of a group do not run.
+pub(super) async fn why(State(web): Shared, Extension(visitor): Extension<Visitor>, mut given: Parameters) -> Answer {
     let group = given.take("group", name_of_text)?.ok_or_else(|| Problem::bad("The address names no group."))?;
     given.end()?;
-    Ok(group)
-}
-
-/// Shows why the waiting jobs of a group do not run.
-pub(super) async fn why(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
-    let group = group_of(given)?;
     let Ok(read) = timeout(LOOK_LIMIT, web.store.why_group(&group)).await else {
         let problem =
             format!("This was stopped after {} s: too many jobs wait. `recruiter groups why` has more time.", LOOK_LIMIT.as_secs());
@@ -109,5 +105,5 @@ pub(super) async fn why(State(web): Shared, Extension(visitor): Extension<Visito
         columns: &["Reason", "#Jobs", "What to do"],
         rows: rows.collect(),
     }];
-    Tables { frame: Frame::new(visitor, "/groups", "Group"), notices: incomplete.into_iter().collect(), tables }.shown()
+    Tables { notices: incomplete.into_iter().collect(), ..Tables::new(Frame::new(visitor, "/groups", "Group"), tables) }.shown()
 }

@@ -27,6 +27,7 @@ use super::{
         requests::{Id, Parameters},
     },
     frame::{Answer, Frame, page},
+    live::live_jobs,
     visitor::Visitor,
     words::{Block, link},
 };
@@ -55,6 +56,8 @@ struct JobPage {
     dropped: u32,
     content: Vec<(&'static str, Block)>,
     log: Vec<String>,
+    /// Where its events are.
+    live: String,
     /// What the visitor may do: the word, and where.
     acts: Vec<(&'static str, &'static str)>,
 }
@@ -105,6 +108,7 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
             dropped: 0,
             content: vec![("Document", Block::of_json(&extended(lossy(&document))))],
             log: Vec::new(),
+            live: String::new(),
             acts: Vec::new(),
         },
     })
@@ -145,6 +149,7 @@ fn described(frame: Frame, job: &Job, why: Option<Why>, now: Instant) -> JobPage
         dropped: job.executions_dropped,
         content: content(job),
         log: Log::of_job(job).lines().map(log_line).collect(),
+        live: if stage.is_finished() { String::new() } else { live_jobs([job.id]) },
         acts: match stage {
             _ if !is_operator => Vec::new(),
             Stage::Done | Stage::Failed | Stage::Cancelled => vec![("Retry", "retry"), ("Delete", "delete")],
@@ -191,7 +196,7 @@ fn facts(job: &Job) -> Vec<Fact> {
         |name: &str, id: Option<JobId>| id.map(|id| Fact { name: name.into(), text: id.to_string(), path: Some(format!("/jobs/{id}")) });
     let stored = |field: &str| job.field(field).and_then(|id| id.as_object_id()).map(JobId::from);
     let class = Fact { name: "class".into(), text: printable(&job.class, 256), path: Some(link("/jobs", [("class", &*job.class)])) };
-    let graph = job.graph.map(|graph| Fact { name: "graph".into(), text: graph.to_string(), path: None });
+    let graph = job.graph.map(|graph| Fact { name: "graph".into(), text: graph.to_string(), path: Some(format!("/graphs/{graph}")) });
     let known = settings(&job.settings).into_iter().map(plain);
     let parents = job.parents().into_iter().take(20).filter_map(|parent| of_job("waits for", Some(parent)));
     let relatives = [of_job("retry of", stored("recovered_from")), of_job("retried as", stored("retried_as"))];

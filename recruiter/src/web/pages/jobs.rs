@@ -47,6 +47,11 @@ struct JobsPage {
     fields: Vec<Field>,
     is_filtered: bool,
     rows: Vec<Row>,
+    is_operator: bool,
+    /// What can be done with those that are chosen: the word, and the last part of the path.
+    acts: Vec<(&'static str, &'static str)>,
+    /// What can be done with all that match: the word, and the path.
+    all_acts: Vec<(&'static str, String)>,
     first: Option<String>,
     next: Option<String>,
 }
@@ -87,28 +92,48 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let (listed, redaction, running, archived) =
         tokio::try_join!(listed, web.store.redaction(), web.store.running(), web.store.archived_count()).map_err(Problem::of_search)?;
     let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok()).filter(|_| listed.more).map(|id| id.to_hex());
-    let with = |state: &str, after: &str| {
+    let with = |path: &str, state: &str, after: &str| {
         let own = [("state", state), ("after", after)];
-        link("/jobs", own.into_iter().chain(fields.iter().map(|field| (field.name, &*field.value))))
+        link(path, own.into_iter().chain(fields.iter().map(|field| (field.name, &*field.value))))
     };
     let count = |tab: &str| match tab {
         "running" => Some(running.values().sum::<u64>().to_string()),
         "archived" => Some(format!("about {archived}")),
         _ => None,
     };
-    let tabs = TABS.map(|(tab, name)| Tab { name, path: with(tab, ""), is_here: tab == state, count: count(tab) });
+    let tabs = TABS.map(|(tab, name)| Tab { name, path: with("/jobs", tab, ""), is_here: tab == state, count: count(tab) });
     let rows = listed.jobs.into_iter().map(|job| {
         let line = Line::of(&redaction.job(job).try_into(), now);
         Row { tone: Tone::of_stage(line.stage).word(), has_page: id_of_text(&line.id).is_ok(), line }
     });
+    let acts = acts(&state);
+    let is_filtered = fields.iter().any(|field| !field.value.is_empty());
+    // All jobs there are: with the commands only.
+    let all_acts = acts.iter().filter(|_| is_filtered || !state.is_empty());
+    let all_acts = all_acts.map(|(name, act)| (*name, with(&format!("/jobs/many/{act}"), &state, ""))).collect();
     page(&JobsPage {
+        is_operator: visitor.is_operator(),
+        acts,
+        all_acts,
         frame: Frame::new(visitor, "/jobs", "Jobs"),
         tabs: tabs.into(),
-        is_filtered: fields.iter().any(|field| !field.value.is_empty()),
+        is_filtered,
         rows: rows.collect(),
-        first: asked.after.map(|_| with(&state, "")),
-        next: last.map(|last| with(&state, &last)),
+        first: asked.after.map(|_| with("/jobs", &state, "")),
+        next: last.map(|last| with("/jobs", &state, &last)),
         state,
         fields,
     })
+}
+
+/// What can be done with jobs in this state: the word, and the last part of the path.
+fn acts(state: &str) -> Vec<(&'static str, &'static str)> {
+    let (retry, cancel, delete) = (("Retry", "retry"), ("Cancel", "cancel"), ("Delete", "delete"));
+    match state {
+        "failed" | "archived" => vec![retry, delete],
+        "done" | "cancelled" => vec![delete],
+        "running" => vec![cancel],
+        "" => vec![retry, cancel, delete],
+        _ => vec![retry, cancel],
+    }
 }

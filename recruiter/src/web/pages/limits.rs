@@ -12,8 +12,10 @@ use super::{
     super::{Shared, requests::Parameters},
     frame::{Answer, Frame},
     groups::not_valid,
+    live::live,
     table::{Cell, Table, Tables},
     visitor::Visitor,
+    words::link,
 };
 use crate::views::{
     limits::{LINES, ListedLimit, pauses},
@@ -27,7 +29,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let store = &web.store;
     let ((limits, invalid), (paused, _)) = tokio::try_join!(ListedLimit::all(store), pauses(store))?;
     let (lines, pauses): (Vec<_>, Vec<_>) = paused.into_iter().partition(|(paused, _)| matches!(paused, Paused::Line(_)));
-    let now = store.now();
+    let (now, is_operator) = (store.now(), visitor.is_operator());
     let limit = |limit: ListedLimit| {
         let ListedLimit { name, capacity, rate, in_use, most_waiting, .. } = limit;
         let is_full = capacity.is_some_and(|capacity| in_use >= usize::try_from(capacity).unwrap_or(usize::MAX));
@@ -46,8 +48,8 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         id: "pauses",
         title: "Pauses".into(),
         none: "Nothing is paused.",
-        columns: &["What", "Who and why"],
-        rows: pauses.iter().map(|(paused, pause)| row(paused, pause, now)).collect(),
+        columns: &["What", "Who and why", "More"],
+        rows: pauses.iter().map(|(paused, pause)| row(paused, pause, now, is_operator)).collect(),
     };
     let lines = Table {
         id: "lines",
@@ -57,14 +59,17 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
             "Halted lines".into()
         },
         none: "No line is halted.",
-        columns: &["Line", "Who and why"],
-        rows: lines.iter().map(|(paused, pause)| row(paused, pause, now)).collect(),
+        columns: &["Line", "Who and why", "More"],
+        rows: lines.iter().map(|(paused, pause)| row(paused, pause, now, is_operator)).collect(),
     };
     let of_resources = invalid.iter().filter(|name| group_of_resource(name).is_none());
     let notices = of_resources.map(|name| not_valid(name)).collect();
-    Tables { frame: Frame::new(visitor, "/limits", "Limits and lines"), notices, tables: vec![limits, pauses, lines] }.shown()
+    let (frame, live) = (Frame::new(visitor, "/limits", "Limits and lines"), live(["limit.*", "pause.*"]));
+    Tables { notices, live, ..Tables::new(frame, vec![limits, pauses, lines]) }.shown()
 }
 
-fn row(paused: &Paused, pause: &Pause, now: Instant) -> Vec<Cell> {
-    vec![Cell::text(printable(&paused.to_string(), 256)), Cell::text(paused_by(pause, now))]
+fn row(paused: &Paused, pause: &Pause, now: Instant, is_operator: bool) -> Vec<Cell> {
+    let what = paused.to_string();
+    let resume = is_operator.then(|| ("Resume", link("/pauses/resume", [("what", &*what)])));
+    vec![Cell::text(printable(&what, 256)), Cell::text(paused_by(pause, now)), Cell::acts(resume.into_iter().collect())]
 }

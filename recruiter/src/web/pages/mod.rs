@@ -5,14 +5,19 @@
 //! | `acts` | what an operator does |
 //! | `assets` | the stylesheet, the script and the icon |
 //! | `attempts` | how often somebody tries to log in |
+//! | `audit` | what was done |
 //! | `chart` | small charts |
+//! | `doctor` | what the doctor finds |
 //! | `door` | who may read, and requests of other sites |
+//! | `events` | what happens, as it happens |
 //! | `form` | what a form sends |
 //! | `frame` | the frame around the content, the headers, errors as pages |
+//! | `graph` | a graph of jobs, drawn |
 //! | `groups`, `limits`, `schedules`, `workers` | tables of these |
 //! | `job` | a job |
 //! | `jobs` | the list of jobs |
 //! | `latest` | a reading of MongoDB that all share |
+//! | `live` | the events after which a page is read again |
 //! | `login` | log in and out |
 //! | `overview` | throughput, failures and latency, and what waits |
 //! | `sessions` | who is logged in |
@@ -23,15 +28,20 @@
 mod acts;
 mod assets;
 mod attempts;
+mod audit;
 mod chart;
+mod doctor;
 mod door;
+mod events;
 mod form;
 mod frame;
+mod graph;
 mod groups;
 mod job;
 mod jobs;
 mod latest;
 mod limits;
+mod live;
 mod login;
 mod overview;
 mod schedules;
@@ -49,6 +59,7 @@ use axum::{
     middleware::{from_fn_with_state, map_response},
     routing::{get, post},
 };
+use recruiter_common::store::Finding;
 
 use self::{attempts::Attempts, latest::Latest, overview::Overview, sessions::Sessions};
 use super::{Web, problem::Problem};
@@ -60,6 +71,7 @@ const LONGEST_FORM: usize = 64 * 1024;
 #[derive(Default)]
 pub(super) struct Kept {
     attempts: Attempts,
+    findings: Latest<Vec<Finding>>,
     overview: Latest<Overview>,
     sessions: Sessions,
 }
@@ -76,9 +88,17 @@ pub(super) fn router(web: &Arc<Web>) -> Router<Arc<Web>> {
         .route("/workers", get(workers::list))
         .route("/limits", get(limits::list))
         .route("/schedules", get(schedules::list))
-        .route("/jobs/{id}/{act}", get(acts::ask_job).post(acts::do_job))
-        .route("/groups/{act}", get(acts::ask_group).post(acts::do_group))
-        .route("/workers/{id}/{act}", get(acts::ask_worker).post(acts::do_worker))
+        .route("/graphs/{id}", get(graph::show))
+        .route("/events", get(events::show))
+        .route("/events/stream", get(super::api::events))
+        .route("/audit", get(audit::list))
+        .route("/doctor", get(doctor::show))
+        .route("/jobs/{id}/{act}", get(acts::job::ask).post(acts::job::act))
+        .route("/jobs/many/{act}", get(acts::jobs::ask).post(acts::jobs::act))
+        .route("/graphs/{id}/{act}", get(acts::graph::ask).post(acts::graph::act))
+        .route("/pauses/{act}", get(acts::pause::ask).post(acts::pause::act))
+        .route("/schedules/{act}", get(acts::schedule::ask).post(acts::schedule::act))
+        .route("/workers/{id}/{act}", get(acts::worker::ask).post(acts::worker::act))
         .route("/logout", post(login::log_out))
         .route_layer(from_fn_with_state(web.clone(), door::enter));
     Router::new()

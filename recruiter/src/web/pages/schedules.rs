@@ -24,18 +24,18 @@ use crate::views::{
 /// Lists the schedules.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
-    let (listed, now) = (web.store.schedules().list().await?, web.store.now());
+    let (listed, now, is_operator) = (web.store.schedules().list().await?, web.store.now(), visitor.is_operator());
     let tables = vec![Table {
         id: "schedules",
         title: "Periodic jobs".into(),
         none: "There are no schedules.",
         columns: &["Name", "State", "Schedule", "Next run", "#Last run", "Last job", "Class", "Group", "More"],
-        rows: listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), now)).collect(),
+        rows: listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), now, is_operator)).collect(),
     }];
-    Tables { frame: Frame::new(visitor, "/schedules", "Schedules"), notices: Vec::new(), tables }.shown()
+    Tables::new(Frame::new(visitor, "/schedules", "Schedules"), tables).shown()
 }
 
-fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant) -> Vec<Cell> {
+fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant, is_operator: bool) -> Vec<Cell> {
     let (named, word) = (Cell::text(printable(name, 256)), state(schedule));
     let schedule = match schedule {
         Ok(schedule) => schedule,
@@ -50,6 +50,9 @@ fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Ins
     let job = last.map_or_else(|| Cell::text("-"), |run| Cell::text(run.job).to(format!("/jobs/{}", run.job)));
     let namespace = schedule.namespace.as_ref().map(|namespace| format!("namespace {}", printable(namespace, 80)));
     let more: Vec<String> = [namespace, pause_of(schedule), skipped_of(schedule)].into_iter().flatten().collect();
+    let act = |word: &'static str, act: &str| (word, link(&format!("/schedules/{act}"), [("name", name)]));
+    let pause = if schedule.paused.is_some() { act("Resume", "resume") } else { act("Pause", "pause") };
+    let acts = if is_operator { vec![act("Run now", "run"), pause] } else { Vec::new() };
     vec![
         named,
         Cell::state(word, if schedule.paused.is_some() { Tone::Warning } else { Tone::Good }),
@@ -59,6 +62,6 @@ fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Ins
         job,
         Cell::text(printable(class, 80)).to(link("/jobs", [("class", class)])),
         Cell::text(printable(group, 80)).to(link("/jobs", [("group", group)])),
-        Cell::text(more.join("; ")),
+        Cell { text: more.join("; "), ..Cell::acts(acts) },
     ]
 }

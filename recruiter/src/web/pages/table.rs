@@ -13,9 +13,17 @@ pub(super) struct Tables {
     /// What is to be known first, and how bad it is.
     pub(super) notices: Vec<(Tone, String)>,
     pub(super) tables: Vec<Table>,
+    /// Where the events are after which the page is read again; empty if there are none.
+    pub(super) live: String,
+    /// The next page.
+    pub(super) next: Option<String>,
 }
 
 impl Tables {
+    pub(super) fn new(frame: Frame, tables: Vec<Table>) -> Self {
+        Self { frame, tables, notices: Vec::new(), live: String::new(), next: None }
+    }
+
     pub(super) fn shown(&self) -> Answer {
         page(self)
     }

@@ -26,6 +26,19 @@ impl Block {
     }
 }
 
+/// JSON for a field that is edited. What [`printable`] would not show as it is, is escaped: it comes back as it was.
+pub(super) fn editable(value: &impl Serialize) -> String {
+    let mut text = String::new();
+    for character in serde_json::to_string_pretty(value).unwrap_or_default().chars() {
+        if character == '\n' || printable(character.encode_utf8(&mut [0; 4]), 8).chars().eq([character]) {
+            text.push(character);
+        } else {
+            text.extend(character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    text
+}
+
 /// A path with a query of these parameters, without those that are empty.
 pub(super) fn link<'a>(path: &str, parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     let given: Vec<(&str, &str)> = parameters.into_iter().filter(|(_, value)| !value.is_empty()).collect();
@@ -48,6 +61,14 @@ mod tests {
         assert_eq!((&*block.text, block.is_cut), ("a\n    b\\u{202e}c\\u{1b}[2J", false));
         let long = Block::of(&"ü".repeat(1 << 20));
         assert!(long.is_cut && long.text.len() <= LONGEST);
+    }
+
+    #[test]
+    fn what_is_edited_comes_back_as_it_was() {
+        let value = serde_json::json!({ "a\u{202e}": ["\u{e0001}ü😀\n\\", "</textarea>"] });
+        let text = editable(&value);
+        assert!(text.contains("a\\u202e") && text.contains("\\udb40\\udc01ü😀") && text.contains('\n'), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use recruiter_common::{
 use super::{
     super::{Shared, requests::Parameters},
     frame::{Answer, Frame},
+    live::live,
     table::{Cell, Table, Tables},
     visitor::Visitor,
 };
@@ -40,7 +41,8 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         columns: &["Worker", "State", "Process", "#Free slots", "#Jobs", "#Seen", "Groups", "Classes", "Version", "More"],
         rows: workers.0.iter().map(|worker| row(worker, now, is_operator)).collect(),
     }];
-    Tables { frame: Frame::new(visitor, "/workers", "Workers"), notices, tables }.shown()
+    let live = live(["worker.*", "leader.*"]);
+    Tables { notices, live, ..Tables::new(Frame::new(visitor, "/workers", "Workers"), tables) }.shown()
 }
 
 fn row(worker: &Worker, now: Instant, is_operator: bool) -> Vec<Cell> {

@@ -1,0 +1,105 @@
+//! What an operator does: a page says what would be done, its form does it, and the browser is sent to the page of what was changed.
+//!
+//! | file | content |
+//! |---|---|
+//! | `graph` | cancels a graph, or retries what failed |
+//! | `job` | retries, cancels and deletes a job |
+//! | `jobs` | the same for many |
+//! | `pause` | pauses groups, classes and lines, and resumes them |
+//! | `schedule` | pauses, resumes and runs a schedule |
+//! | `worker` | quiets, resumes and stops a worker |
+
+pub(super) mod graph;
+pub(super) mod job;
+pub(super) mod jobs;
+pub(super) mod pause;
+pub(super) mod schedule;
+pub(super) mod worker;
+
+use askama::Template;
+
+use super::{
+    super::{access::Role, problem::Problem},
+    frame::{Answer, Frame, page},
+    visitor::Visitor,
+};
+
+/// The page that asks before something is done.
+#[derive(Template)]
+#[template(path = "act.html")]
+struct Question {
+    frame: Frame,
+    csrf: String,
+    /// What is asked.
+    question: String,
+    /// What would be done.
+    would: String,
+    /// Where the form goes.
+    path: String,
+    fields: Vec<Field>,
+    /// The button.
+    word: &'static str,
+    is_dangerous: bool,
+    /// The page from which one comes.
+    back: String,
+}
+
+/// A field of the form.
+struct Field {
+    name: &'static str,
+    value: String,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Not seen.
+    Hidden,
+    /// With this label.
+    Text(&'static str),
+    /// Of many lines.
+    Lines(&'static str),
+}
+
+impl Question {
+    /// Asks for something of the section with this path. The form goes to `path`.
+    fn new(visitor: Visitor, section: &str, word: &'static str, of: &str, path: String) -> Self {
+        Self {
+            csrf: visitor.csrf.to_string(),
+            frame: Frame::new(visitor, section, format!("{word}: {of}")),
+            question: format!("{word}: {of}?"),
+            would: String::new(),
+            path,
+            fields: Vec::new(),
+            word,
+            is_dangerous: false,
+            back: section.to_owned(),
+        }
+    }
+
+    fn asked(&self) -> Answer {
+        page(self)
+    }
+}
+
+impl Field {
+    fn hidden(name: &'static str, value: impl Into<String>) -> Self {
+        Self { name, value: value.into(), kind: Kind::Hidden }
+    }
+
+    fn reason() -> Self {
+        Self { name: "reason", value: String::new(), kind: Kind::Text("Reason, for others") }
+    }
+}
+
+/// # Errors
+/// When the visitor is no operator.
+fn check(visitor: &Visitor) -> Result<(), Problem> {
+    if visitor.is_operator() {
+        return Ok(());
+    }
+    Err(Problem::forbidden(format!("This needs the role {}, and you have the role {}.", Role::Operator, visitor.role)))
+}
+
+fn no_such_page() -> Problem {
+    Problem::not_found("There is no page at this address.")
+}
