@@ -73,6 +73,10 @@ impl Problem {
         Self::impossible(format!("the search was stopped after {seconds} s, because no index serves it; narrow it with state and since"))
     }
 
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     pub(super) fn into_detail(self) -> String {
         self.detail
     }

@@ -39,6 +39,17 @@ async def later(parameters: Dict[str, Any], job: Job) -> None:
 
 resize({}, Job.for_tests(attempt=2))
 run()
+
+from recruiter_jobs.http import Client, JobFailed, Problem
+
+client = Client("http://127.0.0.1:7420", None, patience=1)
+try:
+    id: str = client.enqueue("resize", {"names": []}, priority=7)
+    number: int = client.enqueue_many({"class": "resize"} for _ in range(3))
+    client.wait(id, timeout=60)["resized"]
+    client.work(["resize"], resize, groups=["a"], slots=4)
+except (Problem, JobFailed) as error:
+    print(error.status if isinstance(error, Problem) else error.why)
 "#;
 
 const TYPESCRIPT: &str = r"
@@ -57,6 +68,25 @@ const reports: number = test.reported.length;
 const failed: Error = new Failed('x', { retryAfter: reports });
 console.log(failed);
 run();
+";
+
+const TYPESCRIPT_HTTP: &str = r"
+import { Client, Job, JobFailed, Problem } from 'recruiter-jobs/http';
+import { Snooze } from 'recruiter-jobs';
+
+const client = new Client('http://127.0.0.1:7420', undefined, { patience: 1 });
+try {
+  const id: string = await client.enqueue('resize', { names: ['a'] }, { priority: 7 });
+  const many: number = await client.enqueueMany([{ class: 'resize', parameters: { names: [] } }]);
+  const resized = await client.wait<{ resized: number }>(id, 60);
+  await client.work('resize', async ({ names }: { names: string[] }, job: Job) => {
+    if (job.cancelled) throw new Snooze(5);
+    return { resized: names.length + many + resized.resized };
+  }, { slots: 4 });
+} catch (error) {
+  console.log(error instanceof Problem ? error.status : (error as JobFailed).why);
+}
+client.stop();
 ";
 
 fn clients() -> PathBuf {
@@ -84,6 +114,9 @@ fn programs_and_the_clients_themselves_are_typed() {
     fs::write(path("app.ts"), TYPESCRIPT).unwrap();
     let flags = ["--strict", "--noEmit", "--target", "es2022", "--module", "commonjs", "--lib", "es2022,dom", "app.ts"];
     run(tsc().args(flags).current_dir(directory.path()));
+    fs::write(path("http.mts"), TYPESCRIPT_HTTP).unwrap();
+    let flags = ["--strict", "--noEmit", "--target", "es2022", "--module", "node16", "--lib", "es2022,dom", "http.mts"];
+    run(tsc().args(flags).current_dir(directory.path()));
 }
 
 #[test]
@@ -103,5 +136,11 @@ fn a_build_of_the_packages_leaves_nothing_in_the_tree() {
     assert_eq!(files(built.path()).len(), 3);
     let wheel = built.path().join("recruiter_jobs-0.1.0-py3-none-any.whl");
     let listed = run(python(&["-m", "zipfile", "-l"]).arg(wheel));
-    assert!(listed.contains("recruiter_jobs/__init__.py") && listed.contains("recruiter_jobs/py.typed"), "{listed}");
+    for file in ["__init__.py", "http.py", "py.typed"] {
+        assert!(listed.contains(&format!("recruiter_jobs/{file}")), "{listed}");
+    }
+    let packed = built.path().join("recruiter-jobs-0.1.0.tgz");
+    let listed = run(Command::new("tar").arg("-tzf").arg(packed));
+    let files: BTreeSet<&str> = listed.lines().filter_map(|file| file.strip_prefix("package/")).collect();
+    assert_eq!(files, BTreeSet::from(["http.d.mts", "http.mjs", "index.d.ts", "index.js", "package.json"]));
 }

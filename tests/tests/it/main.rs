@@ -32,6 +32,7 @@ mod fuzz;
 mod graphs;
 mod groups;
 mod harness;
+mod http_clients;
 mod keep;
 mod kit;
 mod kit_system;

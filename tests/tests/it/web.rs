@@ -266,6 +266,7 @@ async fn many_jobs_are_enqueued_as_lines_and_the_bad_line_is_named() {
     let said = send(bad.clone(), "?skip=2499").await;
     let last = said.last().unwrap();
     assert_eq!((&last["line"], &last["enqueued"], &last["error"]["line"]), (&json!(2_500), &json!(1), &json!(2_501)), "{last}");
+    assert_eq!(last["error"]["status"], 422, "{last}");
     assert!(last["error"]["detail"].as_str().unwrap().contains("expected a string"), "{last}");
     assert_eq!(database.count("scheduled", doc! {}).await, 2_501);
     // Without a newline at the end, with blank lines, refused by MongoDB's side: too large.

@@ -108,14 +108,21 @@ async fn what_is_rolled_back_runs_again_as_its_policy_says() {
     assert_eq!(say(&api, &taken, "rollback", failed).await.0, 200);
     let taken = reserve(&api).await;
     assert_eq!((&taken["attempt"], &taken["checkpoint"]), (&json!(2), &json!([1, 2])), "{taken}");
-    assert_eq!(say(&api, &taken, "rollback", json!({ "snooze": "0s", "message": "busy" })).await.0, 200);
+    say(&api, &taken, "notes", json!({ "checkpoint": null })).await;
+    assert_eq!(say(&api, &taken, "rollback", json!({ "snooze": "0s", "at_most": 1, "message": "busy" })).await.0, 200);
     let taken = reserve(&api).await;
+    assert_eq!(taken["checkpoint"], Value::Null, "it is removed");
     assert_eq!(say(&api, &taken, "rollback", json!({ "give_up": true, "class": "gone", "message": "no such address" })).await.0, 200);
     let end = archived(&database, &id).await;
     let classes: Vec<&str> =
         end.get_array("executions").unwrap().iter().map(|ran| ran.as_document().unwrap().get_str("class").unwrap()).collect();
     assert_eq!(classes, ["smtp", "error", "gone"]);
     assert_eq!(end.get_document("last_execution").unwrap().get_str("message").unwrap(), "no such address");
+    // Snoozed too often, it has failed.
+    let id = enqueue(&store, job()).await;
+    let taken = reserve(&api).await;
+    assert_eq!(say(&api, &taken, "rollback", json!({ "snooze": "0s", "at_most": 0, "message": "busy" })).await.0, 200);
+    assert!(archived(&database, &id).await.get_document("last_execution").unwrap().get_str("message").unwrap().contains("snoozed 0 times"));
 }
 
 /// At most once: a job whose client may have begun it does not run again.
@@ -291,6 +298,7 @@ async fn bad_requests_for_work_are_refused() {
         assert!(status == 410 && problem["detail"].as_str().unwrap().contains("no such reservation"), "{problem}");
     }
     assert_eq!(api.post("/work/x/rollback", &json!({ "snooze": "1s", "give_up": true })).await.0, 422);
+    assert_eq!(api.post("/work/x/rollback", &json!({ "at_most": 1 })).await.0, 422);
     assert_eq!(api.post("/work/x/notes", &json!({ "done": 1 })).await.0, 422);
     let viewer = Api::serve(&database, &[]).await;
     assert_eq!(viewer.post("/work/reserve", &json!({ "classes": ["a"] })).await.0, 403);

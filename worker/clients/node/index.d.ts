@@ -47,6 +47,8 @@ export class Job {
   readonly timeLimit?: number;
   /** The checkpoint of the last attempt. */
   readonly lastCheckpoint?: any;
+  /** Over HTTP: the results of the jobs that it has waited for. */
+  readonly inputs: any[];
   /** Aborted when the job should stop. */
   readonly signal: AbortSignal;
   readonly cancelled: boolean;

@@ -64,6 +64,7 @@ class Job {
     this.traceparent = line.traceparent;
     this.timeLimit = line.time_limit_ms === undefined ? undefined : Number(line.time_limit_ms) / 1000;
     this.lastCheckpoint = line.checkpoint;
+    this.inputs = line.inputs ?? [];
   }
 
   /** A job for unit tests of handlers, without a worker. `reported` has what the handler reports; `stop` cancels it. */
@@ -205,16 +206,20 @@ function job(className, handler) {
   handlers.set(className, handler);
 }
 
-/** The answer: a field, and its value as JSON. */
 async function answer(line, current) {
   const handler = handlers.get(line.class);
   if (!handler) {
     const known = [...handlers.keys()].join(', ') || 'none';
     return ['error', encode({ class: 'unknown-class', message: `this program has no handler of class '${line.class}'; it has ${known}` })];
   }
+  return answerOf(handler, line.parameters, current);
+}
+
+/** The answer of a handler: a field, and its value as JSON. */
+async function answerOf(handler, parameters, current) {
   let result;
   try {
-    result = await handler(line.parameters, current);
+    result = await handler(parameters, current);
   } catch (error) {
     return error instanceof Snooze ? ['snooze', encode(snoozed(error))] : ['error', encode(failure(error))];
   }
@@ -334,3 +339,5 @@ function run() {
 }
 
 module.exports = { Failed, GiveUp, Job, Snooze, job, run };
+// For `http.mjs`.
+Object.defineProperty(module.exports, 'internals', { value: { answerOf, decode, encode } });

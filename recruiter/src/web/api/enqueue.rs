@@ -87,7 +87,8 @@ pub(super) async fn lines(State(web): Shared, mut given: Parameters, headers: He
         let last = match import.run(body, skip).await {
             Ok(()) => json!({ "line": import.done, "enqueued": import.enqueued, "done": true }),
             Err((line, problem)) => {
-                json!({ "line": import.done, "enqueued": import.enqueued, "error": { "line": line, "detail": problem } })
+                let error = json!({ "line": line, "status": problem.status().as_u16(), "detail": problem.into_detail() });
+                json!({ "line": import.done, "enqueued": import.enqueued, "error": error })
             }
         };
         import.say(&last).await;
@@ -110,15 +111,16 @@ struct Import<'a> {
 }
 
 /// The line that it is about, and the problem.
-type Refused = (u64, String);
+type Refused = (u64, Problem);
 
 impl Import<'_> {
     async fn run(&mut self, body: Body, skip: u64) -> Result<(), Refused> {
         let (mut chunks, mut rest, mut number) = (body.into_data_stream(), Vec::new(), 0);
         loop {
-            let chunk = timeout(BODY_WITHIN, chunks.next()).await.map_err(|_| (number, too_slow()))?;
+            let chunk =
+                timeout(BODY_WITHIN, chunks.next()).await.map_err(|_| (number, Problem::new(StatusCode::REQUEST_TIMEOUT, too_slow())))?;
             let Some(chunk) = chunk else { break };
-            let chunk = chunk.map_err(|error| (number, format!("the body ended early: {error}")))?;
+            let chunk = chunk.map_err(|error| (number, Problem::bad(format!("the body ended early: {error}"))))?;
             rest.extend_from_slice(&chunk);
             let mut begin = 0;
             while let Some(length) = rest[begin..].iter().position(|byte| *byte == b'\n') {
@@ -128,7 +130,8 @@ impl Import<'_> {
             }
             rest.drain(..begin);
             if rest.len() > LONGEST_LINE {
-                return self.refuse(number + 1, format!("the line is longer than {LONGEST_LINE} bytes")).await;
+                let problem = Problem::impossible(format!("the line is longer than {LONGEST_LINE} bytes"));
+                return self.refuse(number + 1, problem).await;
             }
         }
         self.add(number + 1, &rest, skip).await?;
@@ -140,8 +143,8 @@ impl Import<'_> {
             self.done = number;
             return Ok(());
         }
-        let read = JobSpec::of_line(line).map_err(|problem| problem.to_string());
-        let job = read.and_then(|spec| spec.map(|spec| job_of(spec, self.classes, self.unknown).map_err(Problem::into_detail)).transpose());
+        let read = JobSpec::of_line(line).map_err(Problem::impossible);
+        let job = read.and_then(|spec| spec.map(|spec| job_of(spec, self.classes, self.unknown)).transpose());
         match job {
             Ok(Some((_, job))) => self.batch.push((number, job)),
             Ok(None) => {}
@@ -151,7 +154,7 @@ impl Import<'_> {
     }
 
     /// The lines before one that is refused are enqueued.
-    async fn refuse(&mut self, number: u64, problem: String) -> Result<(), Refused> {
+    async fn refuse(&mut self, number: u64, problem: Problem) -> Result<(), Refused> {
         self.send().await?;
         Err((number, problem))
     }
@@ -164,11 +167,12 @@ impl Import<'_> {
         match all {
             Ok(enqueued) => (self.done, self.enqueued) = (*last, self.enqueued + enqueued.iter().filter(|job| job.is_new).count() as u64),
             Err(EnqueueError::Store(error)) => {
-                return Err((self.done + 1, format!("the lines up to {last} may have been enqueued: {}", chain(&error))));
+                let detail = format!("the lines up to {last} may have been enqueued: {}", chain(&error));
+                return Err((self.done + 1, Problem::new(Problem::from(error).status(), detail)));
             }
             Err(_) => {
                 for (number, job) in batch {
-                    let enqueued = job.enqueue(&self.web.store).await.map_err(|error| (number, chain(&error)))?;
+                    let enqueued = job.enqueue(&self.web.store).await.map_err(|error| (number, error.into()))?;
                     (self.done, self.enqueued) = (number, self.enqueued + u64::from(enqueued.is_new));
                 }
             }

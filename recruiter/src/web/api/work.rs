@@ -11,7 +11,7 @@ use axum::{
 };
 use recruiter_common::{failure::Failure, instant::later, json, spec::duration_of_text};
 use recruiter_worker::{Cancellation, Context, HandedJob, JobProgress, NotDone, bson::Bson};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
@@ -71,8 +71,14 @@ pub(super) struct Notes {
     text: Option<String>,
     /// Lines for the log of the job.
     log: Option<String>,
-    /// Kept for the next attempt.
+    /// Kept for the next attempt; `null` removes it.
+    #[serde(deserialize_with = "also_null")]
     checkpoint: Option<Value>,
+}
+
+/// What is given, if it is only null.
+fn also_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(from).map(Some)
 }
 
 /// The result of a job that is done.
@@ -99,6 +105,8 @@ pub(super) struct Rollback {
     give_up: bool,
     /// In place of a failure: the job runs again after this time, and no attempt is counted.
     snooze: Option<String>,
+    /// With `snooze`: how often the job may be snoozed with this class; the next time is a failure.
+    at_most: Option<u32>,
 }
 
 /// Waits for jobs, and reserves them for the client until the end of their leases. An empty list says that none came in time.
@@ -222,14 +230,17 @@ pub(super) async fn commit(State(web): Shared, Path(id): Path<String>, body: Jso
     responses((status = 200, description = "`recorded` is true"), (status = 410, description = "The job is no longer the client's", body = ProblemDocument))
 )]
 pub(super) async fn rollback(State(web): Shared, Path(id): Path<String>, body: JsonText) -> Result<Json<Value>, Problem> {
-    let Rollback { class, message, trace, delay, give_up, snooze } = body.value()?;
+    let Rollback { class, message, trace, delay, give_up, snooze, at_most } = body.value()?;
     let (delay, snooze) = (duration("delay", delay.as_deref())?, duration("snooze", snooze.as_deref())?);
     if snooze.is_some() && (give_up || delay.is_some()) {
         return Err(Problem::impossible("`snooze` excludes `give_up` and `delay`"));
     }
+    if at_most.is_some() && snooze.is_none() {
+        return Err(Problem::impossible("`at_most` is for `snooze`"));
+    }
     let failure = Failure { trace, ..Failure::new(class.unwrap_or_else(|| "error".into()), message) };
     let not_done = match snooze {
-        Some(after) => NotDone::Snooze { after: Some(after), reason: failure, at_most: None },
+        Some(after) => NotDone::Snooze { after: Some(after), reason: failure, at_most },
         None if give_up => NotDone::GiveUp(failure),
         None => NotDone::Failed(failure),
     };

@@ -35,7 +35,7 @@ import sys
 import threading
 import traceback
 from datetime import datetime, timedelta, timezone
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, TypeVar, Union
 
 __all__ = ["Cancelled", "Failed", "GiveUp", "Job", "Snooze", "job", "run"]
 
@@ -87,7 +87,7 @@ class Job:
     A report with a wrong value is ignored, with a line in the job's log.
     """
 
-    def __init__(self, channel: "Union[_Channel, _Recorder]", line: Dict[str, Any]) -> None:
+    def __init__(self, channel: "_Reports", line: Dict[str, Any]) -> None:
         self._channel = channel
         self._number: int = line["id"]
         self._why: Optional[str] = None
@@ -111,6 +111,8 @@ class Job:
         self.time_limit: Optional[float] = None if limit is None else limit / 1000
         #: The checkpoint of the last attempt, or None.
         self.last_checkpoint: Any = line.get("checkpoint")
+        #: Over HTTP: the results of the jobs that it has waited for.
+        self.inputs: List[Any] = line.get("inputs") or []
 
     @classmethod
     def for_tests(
@@ -177,16 +179,24 @@ class Job:
         self._channel.write(self._number, field, _encode(value))
 
 
+class _Reports(Protocol):
+    """Where a job reports to."""
+
+    def write(self, number: int, field: str, value: str) -> None: ...
+
+    def cancellation(self, number: int) -> Optional[str]: ...
+
+
 class _Recorder:
     """In place of the worker, in a test."""
 
     def __init__(self) -> None:
         self.reported: List[Dict[str, Any]] = []
 
-    def write(self, _number: int, field: str, value: str) -> None:
+    def write(self, number: int, field: str, value: str) -> None:
         self.reported.append({field: json.loads(value, object_hook=_decoded)})
 
-    def cancellation(self, _number: int) -> Optional[str]:
+    def cancellation(self, number: int) -> Optional[str]:
         return None
 
 
@@ -386,8 +396,13 @@ def _answer(line: Dict[str, Any], current: Job) -> Tuple[str, str]:
         known = ", ".join(sorted(_handlers)) or "none"
         message = f"this program has no handler of class {current.class_name!r}; it has {known}"
         return "error", _encode({"class": "unknown-class", "message": message})
+    return _answer_of(handler, line["parameters"], current)
+
+
+def _answer_of(handler: Handler, parameters: Any, current: Job) -> Tuple[str, str]:
+    """The answer of a handler: a field, and its value as JSON."""
     try:
-        result = handler(line["parameters"], current)
+        result = handler(parameters, current)
         if inspect.isawaitable(result):
             result = asyncio.run(_finished(result))
     except (KeyboardInterrupt, SystemExit):
