@@ -26,7 +26,7 @@ use serde_json::{Deserializer, Value, json};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, copy},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
 };
 
@@ -49,6 +49,7 @@ def handle(parameters, job):
             raise ValueError("no line")
         return job.last_checkpoint
     if job.class_name == "gives-up":
+        job.progress("much")
         raise GiveUp("no such address", "gone")
     if job.class_name == "long":
         job.progress(1, of=2, text="half")
@@ -119,7 +120,10 @@ async function handle(parameters, job) {
     job.checkpoint({ at: 3 });
     throw new RangeError('no line');
   }
-  if (job.className === 'gives-up') throw new GiveUp('no such address', { errorClass: 'gone' });
+  if (job.className === 'gives-up') {
+    job.progress('much');
+    throw new GiveUp('no such address', { errorClass: 'gone' });
+  }
   if (job.className === 'long') {
     job.progress(1, { of: 2, text: 'half' });
     job.log('one');
@@ -281,6 +285,8 @@ async fn jobs_are_enqueued_run_and_waited_for(language: Language) {
     let lines = long.get_array("log").unwrap().iter().map(|line| line.as_document().unwrap().get_str("line").unwrap());
     assert_eq!((long.get_i32("attempts").unwrap(), lines.collect::<Vec<_>>()), (1, vec!["one", "two"]), "one lease would be over");
     assert_eq!(long.get_document("progress").unwrap().get_str("text").unwrap(), "half");
+    let ignored = doc! { "workable.class": "gives-up", "log.line": { "$regex": "^ignored `progress`: " } };
+    assert_eq!(scene.database.count("archived", ignored).await, 2);
     // What runs at a stop is finished.
     let id = scene.enqueue("long", doc! { "seconds": 2 }, 0).await;
     wait_until(SOON, "it runs", async || scene.runs("long").len() == 2).await;
@@ -298,7 +304,7 @@ async fn node_enqueues_runs_and_waits() {
     jobs_are_enqueued_run_and_waited_for(Language::Node).await;
 }
 
-/// A port in front of the server. It loses so many answers: their connections break.
+/// A port in front of the server, and how many answers to [`LOSABLE`] requests get lost: their connections break.
 async fn line_to(at: &str) -> (String, Arc<AtomicU32>) {
     let (listener, to) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), at.strip_prefix("http://").unwrap().to_owned());
     let (front, losing) = (format!("http://{}", listener.local_addr().unwrap()), Arc::new(AtomicU32::new(0)));
@@ -306,21 +312,35 @@ async fn line_to(at: &str) -> (String, Arc<AtomicU32>) {
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let (Ok(server), lost) = (TcpStream::connect(&to).await, lost.clone()) else { continue };
-            let ((mut from_client, mut to_client), (mut from_server, mut to_server)) = (client.into_split(), server.into_split());
-            let sending = tokio::spawn(async move { copy(&mut from_client, &mut to_server).await });
-            tokio::spawn(async move {
-                let mut part = [0; 8192];
-                while let Ok(length @ 1..) = from_server.read(&mut part).await {
-                    let loses = lost.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
-                    if loses || to_client.write_all(&part[..length]).await.is_err() {
-                        break;
-                    }
-                }
-                sending.abort();
-            });
+            tokio::spawn(forward(client, server, lost));
         }
     });
     (front, losing)
+}
+
+const LOSABLE: [&str; 2] = ["/jobs HTTP", "/commit HTTP"];
+
+async fn forward(mut client: TcpStream, mut server: TcpStream, losing: Arc<AtomicU32>) {
+    let (mut asked, mut answered, mut is_lost) = ([0; 8192], [0; 8192], false);
+    loop {
+        tokio::select! {
+            read = client.read(&mut asked) => {
+                let Ok(length @ 1..) = read else { return };
+                let request = String::from_utf8_lossy(&asked[..length]);
+                is_lost |= LOSABLE.iter().any(|losable| request.contains(losable))
+                    && losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+                if server.write_all(&asked[..length]).await.is_err() {
+                    return;
+                }
+            }
+            read = server.read(&mut answered) => {
+                let Ok(length @ 1..) = read else { return };
+                if is_lost || client.write_all(&answered[..length]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
 }
 
 async fn each_job_is_enqueued_and_ended_once(language: Language) {
@@ -332,12 +352,12 @@ async fn each_job_is_enqueued_and_ended_once(language: Language) {
     let worker = scene.app(&front, "work", "300");
     let id = scene.enqueue("gated", doc! { "n": 1 }, 5).await;
     scene.runs_once("gated").await;
-    losing.store(4, Ordering::SeqCst);
+    losing.store(2, Ordering::SeqCst);
     fs::write(scene.path("open"), "").unwrap();
     let ended = scene.database.archived(id).await;
-    assert_eq!((ended.get_i32("attempts").unwrap(), scene.runs("gated").len()), (1, 1), "{ended}");
-    assert_eq!(ended.get_document("result").unwrap(), &doc! { "n": 1 });
     stop(worker).await;
+    assert_eq!((losing.load(Ordering::SeqCst), scene.runs("gated").len(), ended.get_i32("attempts").unwrap()), (0, 1, 1), "{ended}");
+    assert_eq!(ended.get_document("result").unwrap(), &doc! { "n": 1 });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -138,6 +138,7 @@ export class Client {
 
   /** Runs jobs of these classes, `slots` at a time, until `stop()`, SIGTERM or SIGINT. */
   async work(classes, handler, { groups = [], slots = 1, lease = 60, wait = 5, grace = 20 } = {}) {
+    if (!(slots >= 1)) throw new RangeError('`slots` is at least 1');
     const wanted = { classes: [classes].flat(), groups, wait: duration(wait), lease: duration(lease) };
     const work = new Work(this, wanted, handler, { lease, wait, grace });
     const stop = () => work.stop();
@@ -192,7 +193,7 @@ export class Client {
     try {
       value = decode(said.trim().split('\n').at(-1));
     } catch {
-      throw new Problem(status, `${this.url} answers no JSON; is it \`recruiter web\`? The answer begins with ${JSON.stringify(said.slice(0, 80))}`);
+      throw new Problem(status, `${this.url} answers no JSON; is it \`recruiter web\`? It begins with ${JSON.stringify(said.slice(0, 80))}`);
     }
     if (status >= 300) throw new Problem(status, String(value?.detail ?? said), Number(response.headers.get('retry-after')) || undefined);
     if (linesBefore !== undefined && value.error) {

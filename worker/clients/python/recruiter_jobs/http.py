@@ -170,6 +170,8 @@ class Client:
         have `grace` seconds to end, then they are told to (`job.cancelled`), and 5 s later their jobs are rolled back. A stop takes up to
         `wait` seconds also without jobs. While the server is away, this waits for it, and warns in the log `recruiter_jobs`.
         """
+        if slots < 1:
+            raise ValueError("`slots` is at least 1")
         wanted = {"classes": [classes] if isinstance(classes, str) else list(classes), "groups": list(groups)}
         work = _Work(self, {**wanted, "wait": _duration(wait), "lease": _duration(lease)}, handler, lease, wait)
         self._works.add(work)
@@ -224,14 +226,15 @@ class Client:
         try:
             value = json.loads(text.strip().rpartition(b"\n")[2], object_hook=_decoded)
         except ValueError:
-            raise Problem(response.status, f"{self.url} answers no JSON; is it `recruiter web`? The answer begins with {text[:80]!r}") from None
+            begin = text[:80].decode(errors="replace")
+            raise Problem(response.status, f"{self.url} answers no JSON; is it `recruiter web`? It begins with {begin!r}") from None
         retry_after = response.headers.get("Retry-After", "")
         if response.status >= 300:
             detail = value.get("detail") if isinstance(value, dict) else None
             raise Problem(response.status, str(detail or value), float(retry_after) if retry_after.isdigit() else None)
         if lines_before is not None and "error" in value:
-            error = value["error"]
-            raise Problem(error["status"], f"job {lines_before + error['line']}: {error['detail']}")
+            line = value["error"]
+            raise Problem(line["status"], f"job {lines_before + line['line']}: {line['detail']}")
         return response.status, value
 
     def _connection(self, within: float) -> http.client.HTTPConnection:
