@@ -80,7 +80,7 @@ async fn installed_services_work_come_back_and_stop_cleanly() {
     let status = machine.show(WEB, "StatusText");
     let at = status.strip_prefix("serving ").unwrap_or_else(|| panic!("{status}"));
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-    let listed = client.get(format!("{at}/jobs?class=checksum")).send().await.expect("it serves");
+    let listed = client.get(format!("{at}/api/v1/jobs?class=checksum")).send().await.expect("it serves");
     let listed = listed.text().await.expect("it answers");
     assert!(listed.starts_with("{\"jobs\":["), "{listed}");
 
