@@ -1,6 +1,10 @@
-//! `recruiter dev`: a MongoDB, a recruiter, a cleaner and workers on this machine, for development and for trials.
+//! `recruiter dev`: a MongoDB, a recruiter, a cleaner, workers and the web pages on this machine, for development and for trials.
 
-use std::{io::Write, path::PathBuf};
+use std::{
+    io::Write,
+    net::{Ipv4Addr, TcpListener},
+    path::PathBuf,
+};
 
 use anyhow::Context as _;
 use bson::doc;
@@ -17,6 +21,9 @@ use super::{
 };
 use recruiter::cli::{output::Format, view::document_line};
 
+/// The usual port of the pages.
+const WEB_PORT: u16 = 7420;
+
 /// The arguments of `dev`.
 #[derive(Args, Clone, Debug)]
 pub struct DevArgs {
@@ -29,6 +36,9 @@ pub struct DevArgs {
     /// Port of MongoDB on 127.0.0.1 [default: the port of the last run if it is free, otherwise another one]
     #[arg(long, env = "RECRUITER_DEV_PORT", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
+    /// Port of the web pages and the HTTP API on 127.0.0.1, for everyone on this machine; 0 for none [default: 7420, or a free one]
+    #[arg(long, env = "RECRUITER_DEV_WEB_PORT", value_name = "PORT")]
+    web_port: Option<u16>,
     /// Number of worker processes; 0 if you start your own
     #[arg(long, env = "RECRUITER_WORKERS", value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=100))]
     workers: u32,
@@ -57,8 +67,10 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
             .join("recruiter/dev"),
     };
     let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string(), "--log-stderr".into()]);
+    let web = web_port(args.web_port);
     let plan = Plan {
         programs,
+        web,
         workers: args.workers,
         recruiter_arguments: vec![SHORT_LEASE.into()],
         worker_arguments: ["--builtins".into()].into_iter().chain(config).collect(),
@@ -73,9 +85,9 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     };
     let uri = installation.uri();
     if args.format.json {
-        document_line(out, doc! { "uri": uri })?;
+        document_line(out, doc! { "uri": uri, "web": web.map(address) })?;
     } else {
-        writeln!(out, "{}", introduction(uri, &data_dir.display().to_string()))?;
+        writeln!(out, "{}", introduction(uri, web, &data_dir.display().to_string()))?;
     }
     out.flush()?;
     let mut tended = Ok(());
@@ -89,10 +101,22 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     tended
 }
 
-fn introduction(uri: &str, data_dir: &str) -> String {
+/// The given port, or else the usual one, or a free one. `None` for 0.
+fn web_port(given: Option<u16>) -> Option<u16> {
+    let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| listener.local_addr()).ok();
+    let port = given.or_else(|| free(WEB_PORT).or_else(|| free(0)).map(|at| at.port()));
+    port.filter(|port| *port != 0)
+}
+
+fn address(port: u16) -> String {
+    format!("http://127.0.0.1:{port}/")
+}
+
+fn introduction(uri: &str, web: Option<u16>, data_dir: &str) -> String {
+    let pages = web.map(|port| format!("\nWhat they do is seen at {}\n", address(port))).unwrap_or_default();
     format!(
         "
-MongoDB and Recruiter run at {uri} until you press Ctrl-C.
+MongoDB and Recruiter run at {uri} until you press Ctrl-C.{pages}
 In another terminal:
 
   export MONGODB_URI='{uri}'

@@ -129,6 +129,7 @@ async fn demonstrate(
     let workables = home.join("workables.toml");
     fs::write(&workables, WORKABLES)?;
     let plan = Plan {
+        web: None,
         programs,
         workers: args.workers,
         // Each worker runs 4 jobs at a time, so that a killed worker holds some of the jobs and not all.

@@ -50,19 +50,20 @@ const ABORT_WITHIN: Duration = Duration::from_secs(4);
 /// One of the programs, in the order in which they are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
+    Web,
     Worker,
     Cleaner,
     Recruiter,
 }
 
 impl Role {
-    const ALL: [Role; 3] = [Role::Worker, Role::Cleaner, Role::Recruiter];
+    const ALL: [Role; 4] = [Role::Web, Role::Worker, Role::Cleaner, Role::Recruiter];
 
     fn program(self) -> &'static str {
         match self {
             Self::Worker => "recruiter-worker",
             Self::Cleaner => "recruiter-cleaner",
-            Self::Recruiter => "recruiter",
+            Self::Web | Self::Recruiter => "recruiter",
         }
     }
 
@@ -71,7 +72,7 @@ impl Role {
         match self {
             Self::Worker => "RECRUITER_WORKER_SETTINGS",
             Self::Cleaner => "RECRUITER_CLEANER_SETTINGS",
-            Self::Recruiter => "RECRUITER_SETTINGS",
+            Self::Web | Self::Recruiter => "RECRUITER_SETTINGS",
         }
     }
 }
@@ -105,6 +106,8 @@ impl Programs {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) programs: Programs,
+    /// Port on 127.0.0.1 of the pages and the HTTP API, where everyone is an operator; none without it.
+    pub(crate) web: Option<u16>,
     /// Number of workers.
     pub(crate) workers: u32,
     /// Arguments of each worker.
@@ -122,7 +125,9 @@ pub(crate) struct Plan {
 impl Plan {
     fn spawn(&self, role: Role, uri: &str, runtime: &Path) -> anyhow::Result<Member> {
         let mut command = Command::new(self.programs.path(role));
+        let web = format!("127.0.0.1:{}", self.web.unwrap_or_default());
         match role {
+            Role::Web => drop(command.args(["web", "--anonymous", "operator", "--listen"]).arg(&web)),
             Role::Worker => drop(command.arg(WORKER_GRACE).args(&self.worker_arguments)),
             Role::Cleaner => {}
             Role::Recruiter => drop(command.arg("run").args(&self.recruiter_arguments).env("RUNTIME_DIRECTORY", runtime)),
@@ -169,7 +174,8 @@ impl Fleet {
         let workers = plan.workers;
         let runtime = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut fleet = Self { plan, uri, runtime, members: Vec::new() };
-        for role in [Role::Recruiter, Role::Cleaner] {
+        let web = fleet.plan.web.map(|_| Role::Web);
+        for role in [Role::Recruiter, Role::Cleaner].into_iter().chain(web) {
             fleet.members.push(fleet.plan.spawn(role, &fleet.uri, fleet.runtime.path())?);
         }
         fleet.add_workers(workers)?;
@@ -188,7 +194,9 @@ impl Fleet {
     pub(crate) async fn ready(&mut self, store: &Store) -> anyhow::Result<()> {
         let begun = Monotonic::now();
         while let Some(missing) = self.not_ready(store).await? {
-            if let Some((role, status)) = self.members.iter_mut().find_map(|member| Some((member.role, member.process.exit()?))) {
+            // The pages may wait for their port.
+            let mut needed = self.members.iter_mut().filter(|member| member.role != Role::Web);
+            if let Some((role, status)) = needed.find_map(|member| Some((member.role, member.process.exit()?))) {
                 anyhow::bail!("{} {} before it was ready; see its log for the cause", role.program(), how(status));
             }
             anyhow::ensure!(

@@ -31,8 +31,8 @@ pub(crate) struct GroupCounts {
     pub(crate) is_paused: bool,
 }
 
-/// Each group that has jobs or a pause, in alphabetical order.
-pub(crate) async fn counted(store: &Store, now: Instant, rates: &BTreeMap<String, f64>) -> Result<Vec<GroupCounts>, StoreError> {
+/// The groups that have jobs or a pause, in alphabetical order, and how many more there are behind them.
+pub(crate) async fn counted(store: &Store, now: Instant, rates: &BTreeMap<String, f64>) -> Result<(Vec<GroupCounts>, usize), StoreError> {
     let mut waiting: BTreeSet<String> = store.ungated_groups().await?.into_iter().collect();
     waiting.extend(store.gated_groups().await?);
     let running = store.running().await?;
@@ -48,7 +48,7 @@ pub(crate) async fn counted(store: &Store, now: Instant, rates: &BTreeMap<String
         .collect();
     let names: BTreeSet<&String> = waiting.iter().chain(running.keys()).chain(rates.keys()).chain(&paused).collect();
     let share = u32::try_from(waiting.len().clamp(1, GROUPS)).map_or(JOBS, |groups| JOBS / groups).min(JOBS_OF_GROUP);
-    let mut groups = Vec::new();
+    let (mut groups, more) = (Vec::new(), names.len().saturating_sub(GROUPS));
     for name in names.into_iter().take(GROUPS) {
         let sample = if waiting.contains(name) { store.sample_group(name, now, share).await? } else { Default::default() };
         let later = sample.later + sample.for_jobs;
@@ -63,5 +63,5 @@ pub(crate) async fn counted(store: &Store, now: Instant, rates: &BTreeMap<String
             is_paused: paused.contains(name),
         });
     }
-    Ok(groups)
+    Ok((groups, more))
 }

@@ -6,6 +6,7 @@ use std::{
     net::IpAddr,
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -20,9 +21,10 @@ use axum::{
     response::Response,
 };
 use clap::ValueEnum;
-use recruiter_common::exit::Exit;
+use recruiter_common::{exit::Exit, shutdown::pause};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
+use tokio_util::sync::CancellationToken;
 
 use super::{Web, password, problem::Problem};
 
@@ -104,6 +106,27 @@ impl fmt::Display for Caller {
         match &self.name {
             Some(name) => write!(f, "the token `{name}` has the role `{}`", self.role),
             None => write!(f, "a request without a token has the role `{}`: send `Authorization: Bearer TOKEN`", self.role),
+        }
+    }
+}
+
+/// Until when somebody may read: they log out, or the time of their session is over.
+#[derive(Clone, Debug)]
+pub(super) struct Until {
+    ended: CancellationToken,
+    left: Duration,
+}
+
+impl Until {
+    pub(super) fn new(ended: CancellationToken, left: Duration) -> Self {
+        Self { ended, left }
+    }
+
+    /// Returns then.
+    pub(super) async fn reached(self) {
+        tokio::select! {
+            () = self.ended.cancelled() => {}
+            () = pause(self.left) => {}
         }
     }
 }
@@ -209,18 +232,20 @@ impl Access {
         if is_other_site || text(ORIGIN).is_some_and(|origin| !is_own(origin)) {
             return Err(Problem::forbidden("the request comes from the page of another site"));
         }
-        if self.anonymous.is_some() && !headers.contains_key(AUTHORIZATION) && !is_own_name(host) {
-            let problem = format!("without a token, the API is used by its IP address or as localhost, not as `{host:.100}`");
-            return Err(Problem::forbidden(problem));
-        }
         Ok(())
     }
 
     /// # Errors
-    /// When there is no such token, or none where one is needed.
+    /// When there is no such token, or none where one is needed: also where the page of another site could be the one that asks, under a name
+    /// of its own that leads to this machine (DNS rebinding).
     pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         let Some(given) = headers.get(AUTHORIZATION) else {
             let role = self.anonymous.ok_or_else(|| Problem::unauthorized("send `Authorization: Bearer TOKEN`"))?;
+            let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+            if !is_own_name(host) {
+                let problem = format!("without a token, the API is used by its IP address or as localhost, not as `{host:.100}`");
+                return Err(Problem::forbidden(problem));
+            }
             return Ok(Caller { name: None, role });
         };
         let words = given.to_str().ok().and_then(|given| given.split_once(' '));
@@ -254,8 +279,7 @@ fn read(path: &Path) -> anyhow::Result<Tokens> {
     toml::from_str(&text).with_context(problem).context(Exit::Config)
 }
 
-/// Refuses what a browser sends for the page of another site. A page could ask an API on its reader's own machine, also under a name of its
-/// own (DNS rebinding).
+/// Refuses what a browser sends for the page of another site, which could ask an API on its reader's own machine.
 pub(super) async fn refuse_other_pages(State(web): State<Arc<Web>>, request: Request, next: Next) -> Result<Response, Problem> {
     web.access.check_page(request.headers(), false)?;
     Ok(next.run(request).await)
@@ -296,6 +320,11 @@ mod tests {
         ] {
             assert_eq!(is_own_name(host), expected, "{host}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_session_is_over_when_its_time_is() {
+        Until::new(CancellationToken::new(), Duration::ZERO).reached().await;
     }
 
     #[test]

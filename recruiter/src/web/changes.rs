@@ -1,6 +1,7 @@
 //! Changes of jobs, as programs and people want them: of one job, of some, or of all that match.
 
 use std::{
+    collections::BTreeSet,
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant as Monotonic},
@@ -70,11 +71,23 @@ pub(super) struct NewContent {
 
 impl NewContent {
     pub(super) fn wanted(self) -> Result<Wanted, Problem> {
+        self.wanted_with(Vec::new())
+    }
+
+    /// With values that are put into the parameters as they are, at these paths; `None` removes what is there.
+    pub(super) fn wanted_with(self, put: Vec<(Vec<String>, Option<Bson>)>) -> Result<Wanted, Problem> {
         // Without the values, which may be secret.
-        let names: Vec<String> = self.set.keys().take(NAMED).map(|name| printable(name, 80)).collect();
-        let with = doc! { "set": names, "group": self.group.clone(), "priority": self.priority.map(|priority| priority.to_string()) };
+        let fields: BTreeSet<&String> = self.set.keys().chain(put.iter().filter_map(|(path, _)| path.first())).collect();
+        let names: Vec<String> = fields.into_iter().take(NAMED).map(|name| printable(name, 80)).collect();
+        let with = doc! {
+            "set": names, "group": self.group.clone(), "priority": self.priority.map(|priority| priority.to_string()),
+            "again": self.again.then_some(true),
+        };
         let set = json::to_bson(Value::Object(self.set)).map_err(Problem::impossible)?;
         let mut revision = Revision::default().set(set.as_document().cloned().unwrap_or_default());
+        for (path, value) in put {
+            revision = revision.put(path, value);
+        }
         if let Some(group) = self.group {
             revision = revision.group(group).map_err(Problem::impossible)?;
         }
@@ -145,6 +158,14 @@ impl Many {
         }
         let filter = filter.narrowed_to(change).map_err(Problem::bad)?;
         Ok(Self::Matching(filter.into(), doc! { "filter": named, "all": all }))
+    }
+
+    /// Without what is newer than this instant.
+    pub(super) fn before(mut self, instant: Instant) -> Self {
+        if let Self::Matching(filter, _) = &mut self {
+            filter.until = Some(filter.until.map_or(instant, |until| until.min(instant)));
+        }
+        self
     }
 
     fn target(&self) -> Document {

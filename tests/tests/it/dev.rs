@@ -19,7 +19,8 @@ use serde_json::Value;
 /// Everything that descends from it mentions its data directory, in the environment or on the command line.
 fn start(data_dir: &Path, args: &[&str]) -> Process {
     let mongod = mongod();
-    let env = [("RECRUITER_DATA_DIR", data_dir.to_str().unwrap()), ("RECRUITER_MONGOD", mongod.to_str().unwrap())];
+    let [data_dir, mongod] = [data_dir, &mongod].map(|path| path.to_str().unwrap());
+    let env = [("RECRUITER_DATA_DIR", data_dir), ("RECRUITER_MONGOD", mongod), ("RECRUITER_DEV_WEB_PORT", "0")];
     Process::start("recruiter", &[&["dev"], args].concat(), &env)
 }
 
@@ -47,6 +48,25 @@ async fn pids(roster: &Collection<Document>) -> Vec<i32> {
 
 pub(super) async fn until_nothing_mentions(data_dir: &Path) {
     wait_until(SOON, "all processes are gone", async || mentioning(data_dir.to_str().unwrap()).is_empty()).await;
+}
+
+#[tokio::test]
+async fn its_pages_are_there_and_may_change_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut dev = start(dir.path(), &["--json", "--workers=1", "--web-port", &port.to_string()]);
+    let uri = uri(&dev).await;
+    let web = format!("http://127.0.0.1:{port}/");
+    assert!(dev.stdout().contains(&format!(r#""web":"{web}""#)), "{}", dev.stdout());
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let seen = async || match client.get(format!("{web}workers")).send().await {
+        Ok(page) => page.text().await.unwrap().contains("/quiet"),
+        Err(_) => false,
+    };
+    wait_until(SOON, "an operator sees the worker", seen).await;
+    dev.signal(Signal::SIGINT);
+    assert!(dev.wait_exit(SOON).await.success(), "{}", dev.stderr());
+    assert_eq!(mentioning(&uri), Vec::<String>::new());
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Revision {
     parameters: Document,
+    /// Applied after `parameters`: paths, and the values there.
+    put: Vec<(Vec<String>, Option<Bson>)>,
     settings: Settings,
 }
 
@@ -21,6 +23,13 @@ impl Revision {
     #[must_use]
     pub fn set(mut self, fields: Document) -> Self {
         self.parameters = fields;
+        self
+    }
+
+    /// Puts a value at this path of the parameters as it is, also `null`; `None` removes what is there. It counts more than what is merged.
+    #[must_use]
+    pub fn put(mut self, path: Vec<String>, value: Option<Bson>) -> Self {
+        self.put.push((path, value));
         self
     }
 
@@ -59,12 +68,32 @@ impl Revision {
 
     /// The parameters of the new job.
     pub(crate) fn parameters(&self, former: Document) -> Document {
-        merged(former, &self.parameters)
+        let mut parameters = merged(former, &self.parameters);
+        for (path, value) in &self.put {
+            put(&mut parameters, path, value.as_ref());
+        }
+        parameters
     }
 
     /// The settings of the new job.
     pub(crate) fn settings(&self, former: &Settings) -> Settings {
         self.settings.clone().or(former)
+    }
+}
+
+fn put(into: &mut Document, path: &[String], value: Option<&Bson>) {
+    match (path, value) {
+        ([], _) => {}
+        ([field], Some(value)) => drop(into.insert(field, value.clone())),
+        ([field], None) => drop(into.remove(field)),
+        ([field, path @ ..], _) => {
+            if into.get_document(field).is_err() {
+                into.insert(field, Document::new());
+            }
+            if let Ok(inner) = into.get_document_mut(field) {
+                put(inner, path, value);
+            }
+        }
     }
 }
 

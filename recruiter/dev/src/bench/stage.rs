@@ -150,6 +150,7 @@ impl Stage {
     pub(super) async fn fleet_with(&self, setting: &Setting, worker_arguments: &[&str]) -> anyhow::Result<Fleet> {
         let arguments = ["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()];
         let plan = Plan {
+            web: None,
             programs: Programs::find()?,
             workers: 0,
             recruiter_arguments: Vec::new(),

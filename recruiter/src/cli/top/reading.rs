@@ -79,7 +79,7 @@ impl Reader {
         let ended = store.finished(self.history.since(now)).await?;
         let not_kept = store.not_kept(now - TimeDelta::seconds(10)).await?;
         self.history.add(now, &ended, &not_kept);
-        let groups = counted(store, now, &self.history.rates()).await?;
+        let (groups, _) = counted(store, now, &self.history.rates()).await?;
         self.read_failures(now).await?;
         Ok(Reading {
             at: now,

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use recruiter_common::{
-    Page, Reason, ResultError,
+    JobId, Page, Reason, ResultError,
     job::Job,
     spec::{duration_of_text, id_of_text},
     store::lossy,
@@ -106,17 +106,24 @@ pub(super) async fn why(State(web): Shared, Id(id): Id, given: Parameters) -> Re
 pub(super) async fn end(State(web): Shared, Id(id): Id, mut given: Parameters) -> Result<Response, Problem> {
     let timeout = given.take("timeout", |text| duration_of_text(text).map_err(|problem| problem.to_string()))?.unwrap_or_default();
     given.end()?;
-    match last_of_chain(&web.store, id, timeout.clamp(SHORTEST_WAIT, LONGEST_WAIT)).await {
+    let ended = tokio::select! {
+        ended = last_of_chain(&web.store, id, timeout.clamp(SHORTEST_WAIT, LONGEST_WAIT)) => ended,
+        // The client repeats the request, to the next process.
+        () = web.stop.cancelled() => return Ok(not_ended(id)),
+    };
+    match ended {
         Ok((id, stored)) => {
             let shown = web.store.redaction().await?.job(stored.document);
             Ok(Json(extended(End::of(id, &lossy(&shown)).to_document())).into_response())
         }
         Err(WaitError::NotKept { .. }) => Ok(Json(extended(End::not_kept(id))).into_response()),
-        Err(WaitError::TimedOut { job, .. }) => {
-            Ok((StatusCode::ACCEPTED, Json(json!({ "id": job.to_string(), "state": Value::Null }))).into_response())
-        }
+        Err(WaitError::TimedOut { job, .. }) => Ok(not_ended(job)),
         Err(gone @ WaitError::Unknown { .. }) => Err(Problem::not_found(gone)),
         Err(WaitError::Result(ResultError::Store(error))) => Err(error.into()),
         Err(other) => Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, other)),
     }
+}
+
+fn not_ended(job: JobId) -> Response {
+    (StatusCode::ACCEPTED, Json(json!({ "id": job.to_string(), "state": Value::Null }))).into_response()
 }

@@ -3,16 +3,16 @@
 //! A stream begins with an id, and each thing in it has one. A client that comes back with the last one (`Last-Event-ID`) gets what it has not
 //! had. An event `missed` says that some cannot be had any more.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, pin::pin, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::State,
     http::{HeaderMap, HeaderName, StatusCode},
     response::{IntoResponse, Response, Sse, sse},
 };
 use bson::doc;
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{Stream, StreamExt as _, future::select, stream};
 use recruiter_common::{
     EventsError,
     json::to_bson,
@@ -28,6 +28,7 @@ use utoipa::ToSchema;
 
 use super::super::{
     Shared, Web,
+    access::Until,
     live::{Place, Told},
     problem::{Problem, ProblemDocument},
     requests::{JsonText, Parameters},
@@ -56,7 +57,12 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
         (status = 400, body = ProblemDocument)
     )
 )]
-pub(in super::super) async fn events(State(web): Shared, mut given: Parameters, headers: HeaderMap) -> Result<Response, Problem> {
+pub(in super::super) async fn events(
+    State(web): Shared,
+    until: Option<Extension<Until>>,
+    mut given: Parameters,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     let mut patterns = topics(&mut given)?;
     let jobs = at_most("jobs", given.take_all("job", |text| id_of_text(text).map_err(|problem| problem.to_string()))?)?;
     given.end()?;
@@ -75,7 +81,8 @@ pub(in super::super) async fn events(State(web): Shared, mut given: Parameters, 
             None => event,
         }
     });
-    Ok(answer(&web, permit, stream::iter([begin]).chain(told)))
+    let until = until.map(|Extension(until)| until);
+    Ok(answer(&web, permit, until, stream::iter([begin]).chain(told)))
 }
 
 /// Messages of applications, from now on or behind the message of `Last-Event-ID`, as server-sent events.
@@ -115,7 +122,7 @@ pub(super) async fn messages(State(web): Shared, mut given: Parameters, headers:
     });
     // Its begin makes the answer come at once.
     let begin = lost.unwrap_or_else(|| sse::Event::default().comment("subscribed"));
-    Ok(answer(&web, permit, stream::iter([begin]).chain(received)))
+    Ok(answer(&web, permit, None, stream::iter([begin]).chain(received)))
 }
 
 /// The next message, and whether it is the end.
@@ -168,10 +175,21 @@ pub(super) async fn publish(State(web): Shared, given: Parameters, body: JsonTex
     Ok(Json(json!({ "topic": topic, "outcome": "published" })))
 }
 
-/// Ends when the process stops. The permit is returned with it.
-fn answer(web: &Web, permit: OwnedSemaphorePermit, events: impl Stream<Item = sse::Event> + Send + 'static) -> Response {
+/// Ends when the process stops, or with the session of the reader. The permit is returned with it.
+fn answer(
+    web: &Web,
+    permit: OwnedSemaphorePermit,
+    until: Option<Until>,
+    events: impl Stream<Item = sse::Event> + Send + 'static,
+) -> Response {
     let stop = web.stop.clone();
-    let events = events.take_until(async move { stop.cancelled().await }).map(move |event| {
+    let over = async move {
+        match until {
+            Some(until) => select(pin!(stop.cancelled()), pin!(until.reached())).await.factor_first().0,
+            None => stop.cancelled().await,
+        }
+    };
+    let events = events.take_until(over).map(move |event| {
         let _held = &permit;
         Ok::<_, Infallible>(event)
     });

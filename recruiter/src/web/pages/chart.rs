@@ -49,12 +49,12 @@ impl Charts {
     /// `finished` are the newest jobs of the period before `now`, at most [`SAMPLED`]: if there are more, the period is shorter.
     pub(super) fn of(finished: &[Finished], now: Instant, period: TimeDelta) -> Self {
         let oldest = finished.iter().map(|job| job.ended_at).min().filter(|_| finished.len() >= SAMPLED);
-        let period = oldest.map_or(period, |oldest| (now - oldest).clamp(TimeDelta::milliseconds(60), period));
+        let period = oldest.map_or(period, |oldest| (now - oldest).clamp(TimeDelta::milliseconds(PARTS as i64), period));
         let empty = || Histogram::new(2).expect("two digits are between one and five");
         let (mut parts, mut all) = (vec![Part { done: 0, failed: 0, latency: empty() }; PARTS], empty());
         for job in finished {
             let ago = (now - job.ended_at).num_milliseconds().max(0);
-            let at = usize::try_from(ago * 60 / period.num_milliseconds().max(1)).unwrap_or(PARTS);
+            let at = usize::try_from(ago * PARTS as i64 / period.num_milliseconds().max(1)).unwrap_or(PARTS);
             let Some(part) = (PARTS - 1).checked_sub(at).and_then(|at| parts.get_mut(at)) else { continue };
             if job.why == FinishReason::DONE {
                 part.done += 1;
@@ -76,7 +76,7 @@ impl Charts {
         let most = parts.iter().map(|part| part.done + part.failed).max().unwrap_or_default();
         let slowest = parts.iter().map(p99).max().unwrap_or_default();
         let (mut ends, mut latencies) = (Vec::new(), Vec::new());
-        for (x, part) in (0..).step_by(10).zip(parts) {
+        for (x, part) in (0..).map(|part| part * WIDTH).zip(parts) {
             let failed = scaled(part.failed, most);
             let done = scaled(part.done + part.failed, most) - failed;
             ends.push(Bar { kind: "failed", x, y: HEIGHT - failed, height: failed });
@@ -102,6 +102,11 @@ impl Charts {
 
     pub(super) fn width(&self) -> u64 {
         WIDTH * PARTS as u64
+    }
+
+    /// The width of a bar, with some space beside it.
+    pub(super) fn bar(&self) -> u64 {
+        WIDTH - 2
     }
 
     pub(super) fn height(&self) -> u64 {

@@ -16,7 +16,8 @@ use crate::views::tone::Tone;
 /// Lists the findings, the worst first.
 pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
-    let findings: Arc<Vec<Finding>> = web.kept.findings.get(async { Ok(web.store.findings().await) }).await?;
+    let store = web.store.clone();
+    let findings: Arc<Vec<Finding>> = web.kept.findings.get(async move { Ok(store.findings().await) }).await?;
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| Reverse(finding.state));
     let row = |finding: &Finding| {

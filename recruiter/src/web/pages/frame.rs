@@ -91,12 +91,14 @@ pub(super) async fn problem_page(mut response: Response) -> Response {
         StatusCode::NOT_FOUND => "Not found",
         StatusCode::SERVICE_UNAVAILABLE => "MongoDB does not answer",
         StatusCode::FORBIDDEN => "Not allowed",
-        StatusCode::TOO_MANY_REQUESTS => "Too many attempts",
+        StatusCode::TOO_MANY_REQUESTS => "Too many requests",
         _ if status.is_server_error() => "Something is wrong here",
         _ => "This request cannot be answered",
     };
     let (detail, may_pass) = (printable(&problem.into_detail(), LONGEST_DETAIL), response.headers().contains_key(RETRY_AFTER));
-    let told = FailedPage { frame: Frame::outside("", title), detail, may_pass };
+    let visitor = response.extensions_mut().remove::<Visitor>();
+    let frame = visitor.map_or_else(|| Frame::outside("", title), |visitor| Frame::new(visitor, "", title));
+    let told = FailedPage { frame, detail, may_pass };
     let body = told.render().unwrap_or_else(|_| title.into());
     *response.body_mut() = body.into();
     response.headers_mut().insert(CONTENT_TYPE, HTML);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 use axum::{Extension, extract::State};
-use recruiter_common::{graphs::GraphJob, ids::JobId, store::Redaction, text::printable};
+use recruiter_common::{graphs::GraphJob, ids::JobId, job::Stage, store::Redaction, text::printable};
 
 use super::{
     super::{
@@ -13,13 +13,15 @@ use super::{
         requests::{Graph, Parameters},
     },
     frame::{Answer, Frame, page},
-    live::live_jobs,
+    live::{FOLLOWED, live_jobs},
     visitor::Visitor,
 };
 use crate::views::{graph::unknown, tone::Tone};
 
 /// The most jobs that are drawn.
 const DRAWN: usize = 200;
+/// The most jobs in the table.
+const LISTED: usize = 500;
 /// Size of a job and the space around it, in the units of the drawing.
 const WIDTH: usize = 150;
 const HEIGHT: usize = 34;
@@ -36,6 +38,8 @@ struct GraphPage {
     summary: String,
     drawing: Option<Drawing>,
     rows: Vec<Row>,
+    /// How many jobs are not in the table.
+    more: usize,
     /// Where its events are.
     live: String,
     is_operator: bool,
@@ -55,6 +59,8 @@ struct Row {
 struct Drawing {
     width: usize,
     height: usize,
+    node_width: usize,
+    node_height: usize,
     nodes: Vec<Node>,
     edges: Vec<String>,
 }
@@ -72,20 +78,29 @@ struct Node {
 pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, graph: Graph, given: Parameters) -> Answer {
     let Graph(id) = graph;
     given.end()?;
-    let (jobs, redaction) = tokio::try_join!(web.store.graph(id), web.store.redaction())?;
+    let (mut jobs, redaction) = tokio::try_join!(web.store.graph(id), web.store.redaction())?;
     if jobs.is_empty() {
         return Err(Problem::not_found(unknown(id)));
     }
     let mut states: BTreeMap<&str, usize> = BTreeMap::new();
     jobs.iter().for_each(|job| *states.entry(job.state.word()).or_default() += 1);
     let states: Vec<String> = states.iter().map(|(word, count)| format!("{count} {word}")).collect();
+    let drawing = (jobs.len() <= DRAWN).then(|| Drawing::of(&jobs));
+    // A page follows open jobs one by one, up to so many.
+    let open: Vec<JobId> = jobs.iter().filter(|job| !job.state.is_finished()).map(|job| job.id).collect();
+    let is_followed = !open.is_empty() && open.len() <= FOLLOWED;
+    let more = jobs.len().saturating_sub(LISTED);
+    // What failed is in the table in any case.
+    jobs.sort_by_key(|job| job.state != Stage::Failed);
+    jobs.truncate(LISTED);
     page(&GraphPage {
         is_operator: visitor.is_operator(),
         frame: Frame::new(visitor, "/jobs", format!("Graph {id}")),
         id: id.to_string(),
-        summary: format!("{} jobs: {}", jobs.len(), states.join(", ")),
-        drawing: (jobs.len() <= DRAWN).then(|| Drawing::of(&jobs)),
-        live: live_jobs(jobs.iter().map(|job| job.id)),
+        summary: format!("{} jobs: {}", jobs.len() + more, states.join(", ")),
+        drawing,
+        more,
+        live: if is_followed { live_jobs(open) } else { String::new() },
         rows: jobs.into_iter().map(|job| Row::of(job, &redaction)).collect(),
     })
 }
@@ -114,7 +129,7 @@ impl Drawing {
     fn of(jobs: &[GraphJob]) -> Self {
         let places = places(jobs);
         let at = |(column, row): (usize, usize)| (column * (WIDTH + ACROSS) + 1, row * (HEIGHT + BELOW) + 1);
-        let mut drawing = Self { width: 0, height: 0, nodes: Vec::new(), edges: Vec::new() };
+        let mut drawing = Self { width: 0, height: 0, node_width: WIDTH, node_height: HEIGHT, nodes: Vec::new(), edges: Vec::new() };
         for job in jobs {
             let (x, y) = at(places[&job.id]);
             drawing.width = drawing.width.max(x + WIDTH + 1);

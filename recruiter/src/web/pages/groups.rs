@@ -30,7 +30,10 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         tokio::try_join!(Overview::of(&web), async { Ok(web.store.settings().await?) }, async { Ok(web.store.group_backlogs().await?) })?;
     let most: BTreeMap<String, u64> = backlogs.into_iter().filter_map(|backlog| Some((backlog.group, backlog.most_waiting?))).collect();
     let mut groups: BTreeMap<String, GroupCounts> = read.groups.iter().map(|group| (group.name.clone(), group.clone())).collect();
-    for name in settings.groups.keys().chain(most.keys()) {
+    // Those behind the last one were not counted.
+    let last = groups.keys().next_back().cloned().filter(|_| read.more_groups > 0);
+    let is_counted = |name: &&String| last.as_ref().is_none_or(|last| *name <= last);
+    for name in settings.groups.keys().chain(most.keys()).filter(is_counted) {
         groups.entry(name.clone()).or_insert_with(|| GroupCounts { name: name.clone(), ..GroupCounts::default() });
     }
     let usual = GroupSettings::default();
@@ -64,7 +67,10 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let invalid = settings.invalid.iter().filter(|name| group_of_resource(name).is_some());
     let tables = vec![Table {
         id: "groups",
-        title: "All groups".into(),
+        title: match read.more_groups {
+            0 => "All groups".into(),
+            more => format!("The first {} groups, without the {more} behind them in the alphabet", groups.len()),
+        },
         none: "No group has jobs or settings.",
         columns: &["Group", "State", "#Due", "#Later", "#Oldest", "#Running", "#Done/s", "#Most waiting", "#Weight", "Settings", "More"],
         rows: rows.collect(),

@@ -85,19 +85,26 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let fields: Vec<Field> = FIELDS.map(|(name, label, hint)| Field { name, label, hint, value: given.text(name).to_owned() }).into();
     let mut asked = Page::first(LONGEST_PAGE);
     asked.after = given.take("after", |text| id_of_text(text).map_err(|problem| problem.to_string()))?;
+    let kept: Vec<(String, String)> =
+        given.pairs().filter(|(name, _)| *name != "state").map(|(name, text)| (name.into(), text.into())).collect();
     let now = web.store.now();
     let filter = given.rest::<FilterArgs>()?.at(now);
     filter.check().map_err(Problem::bad)?;
-    let listed = web.store.jobs(&filter, asked);
-    let (listed, redaction, running, archived) =
-        tokio::try_join!(listed, web.store.redaction(), web.store.running(), web.store.archived_count()).map_err(Problem::of_search)?;
+    let store = web.store.clone();
+    let numbers = web.kept.numbers.get(async move {
+        let (running, archived) = tokio::try_join!(store.running(), store.archived_count())?;
+        Ok((running.values().sum(), archived))
+    });
+    let listed = async { web.store.jobs(&filter, asked).await.map_err(Problem::of_search) };
+    let (listed, redaction, numbers) = tokio::try_join!(listed, async { Ok(web.store.redaction().await?) }, numbers)?;
+    let (running, archived) = *numbers;
     let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok()).filter(|_| listed.more).map(|id| id.to_hex());
     let with = |path: &str, state: &str, after: &str| {
         let own = [("state", state), ("after", after)];
-        link(path, own.into_iter().chain(fields.iter().map(|field| (field.name, &*field.value))))
+        link(path, own.into_iter().chain(kept.iter().map(|(name, text)| (&**name, &**text))))
     };
     let count = |tab: &str| match tab {
-        "running" => Some(running.values().sum::<u64>().to_string()),
+        "running" => Some(running.to_string()),
         "archived" => Some(format!("about {archived}")),
         _ => None,
     };

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use axum::http::StatusCode;
 use tokio::sync::Mutex;
 
 use super::super::problem::Problem;
@@ -15,7 +16,7 @@ const AT_MOST_EVERY: Duration = Duration::from_secs(2);
 const RARER: u32 = 10;
 
 /// The latest reading.
-pub(super) struct Latest<T>(Mutex<Option<Taken<T>>>);
+pub(super) struct Latest<T>(Arc<Mutex<Option<Taken<T>>>>);
 
 struct Taken<T> {
     until: Instant,
@@ -25,44 +26,57 @@ struct Taken<T> {
 
 impl<T> Default for Latest<T> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Arc::default())
     }
 }
 
-impl<T> Latest<T> {
-    /// The latest reading, if it is new enough, or the next one.
-    pub(super) async fn get(&self, read: impl Future<Output = Result<T, Problem>>) -> Result<Arc<T>, Problem> {
-        let mut taken = self.0.lock().await;
+impl<T: Send + Sync + 'static> Latest<T> {
+    /// The latest reading, if it is new enough, or the next one. It goes on to its end, also if its reader has gone.
+    pub(super) async fn get(&self, read: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<Arc<T>, Problem> {
+        let mut taken = self.0.clone().lock_owned().await;
         if let Some(taken) = taken.as_ref().filter(|taken| taken.until > Instant::now()) {
             return taken.read.clone();
         }
-        let begun = Instant::now();
-        let read = read.await.map(Arc::new);
-        let pause = if read.is_ok() { (begun.elapsed() * RARER).max(AT_MOST_EVERY) } else { AT_MOST_EVERY };
-        *taken = Some(Taken { until: Instant::now() + pause, read: read.clone() });
-        read
+        let reading = tokio::spawn(async move {
+            let begun = Instant::now();
+            let read = read.await.map(Arc::new);
+            let pause = if read.is_ok() { (begun.elapsed() * RARER).max(AT_MOST_EVERY) } else { AT_MOST_EVERY };
+            *taken = Some(Taken { until: Instant::now() + pause, read: read.clone() });
+            read
+        });
+        reading.await.unwrap_or_else(|died| Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, died)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::sync::oneshot;
+
     use super::*;
 
     #[tokio::test]
     async fn those_who_look_at_the_same_time_share_a_reading() {
-        let (latest, mut readings) = (Latest::default(), 0);
+        let (latest, readings) = (Latest::default(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..100 {
-            let read = async {
-                readings += 1;
-                Ok(readings)
-            };
-            assert_eq!(*latest.get(read).await.unwrap(), 1);
+            let readings = readings.clone();
+            let read = async move { Ok(readings.fetch_add(1, Ordering::Relaxed)) };
+            assert_eq!(*latest.get(read).await.unwrap(), 0);
         }
         let failing = Latest::<()>::default();
-        for expected in ["first", "first"] {
-            let read = async { Err(Problem::bad(expected)) };
+        for expected in ["first", "second"] {
+            let read = async move { Err(Problem::bad(expected)) };
             assert_eq!(failing.get(read).await.unwrap_err().into_detail(), "first");
         }
-        assert_eq!(readings, 1);
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_goes_does_not_make_the_next_one_read_again() {
+        let (latest, (go, gone)) = (Latest::default(), oneshot::channel());
+        let impatient = tokio::time::timeout(Duration::ZERO, latest.get(async move { gone.await.map_err(Problem::bad) })).await;
+        assert!(impatient.is_err());
+        go.send(1).unwrap();
+        assert_eq!(*latest.get(async { Ok(2) }).await.unwrap(), 1);
     }
 }

@@ -7,7 +7,7 @@ use super::words::link;
 /// Where the events are.
 pub(super) const STREAM: &str = "/events/stream";
 /// The most jobs whose events a page follows.
-const FOLLOWED: usize = 100;
+pub(super) const FOLLOWED: usize = 100;
 
 /// The path of the events with these topics.
 pub(super) fn live<'a>(topics: impl IntoIterator<Item = &'a str>) -> String {

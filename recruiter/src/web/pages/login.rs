@@ -74,14 +74,19 @@ pub(super) async fn log_in(State(web): Shared, Extension(Peer(peer)): Extension<
     let person = web.access.person(name);
     let hash = person.map_or_else(|| NOBODY.clone(), |(_, _, hash)| Some(hash.clone()));
     let password = fields.text("password").to_owned();
-    let _place = COMPARED.acquire().await;
-    let is_right = spawn_blocking(move || hash.is_some_and(|hash| hash.is_of(&password))).await.unwrap_or(false);
+    let place = COMPARED.acquire().await;
+    // With its place, which a client that hangs up does not give back before the end.
+    let compared = spawn_blocking(move || {
+        let _held = place;
+        hash.is_some_and(|hash| hash.is_of(&password))
+    });
+    let is_right = compared.await.unwrap_or(false);
     let Some((person, role, _)) = person.filter(|_| is_right) else {
         tracing::warn!(client = %from, "a wrong name or password");
         return form(StatusCode::FORBIDDEN, name.to_owned(), fields.text("to"), false);
     };
     web.kept.attempts.succeed(from, name);
-    web.kept.sessions.end(&headers);
+    web.kept.sessions.end(&headers, web.is_behind_proxy);
     let secret = web.kept.sessions.begin(person.into(), role);
     tracing::info!(person, client = %from, "logged in");
     Ok(with_cookie(&web, Some(&secret), own(fields.text("to"))))
@@ -89,7 +94,7 @@ pub(super) async fn log_in(State(web): Shared, Extension(Peer(peer)): Extension<
 
 /// Ends the session.
 pub(super) async fn log_out(State(web): Shared, headers: HeaderMap, sent: Sent) -> Answer {
-    web.kept.sessions.end(&headers);
+    web.kept.sessions.end(&headers, web.is_behind_proxy);
     tracing::info!(person = sent.visitor.name.as_deref(), "logged out");
     Ok(with_cookie(&web, None, "/"))
 }

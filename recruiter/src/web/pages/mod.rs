@@ -8,7 +8,7 @@
 //! | `audit` | what was done |
 //! | `chart` | small charts |
 //! | `doctor` | what the doctor finds |
-//! | `door` | who may read, and requests of other sites |
+//! | `door` | who may read, and who may change; requests of other sites |
 //! | `events` | what happens, as it happens |
 //! | `form` | what a form sends |
 //! | `frame` | the frame around the content, the headers, errors as pages |
@@ -56,12 +56,12 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::DefaultBodyLimit,
-    middleware::{from_fn_with_state, map_response},
+    middleware::{from_fn, from_fn_with_state, map_response},
     routing::{get, post},
 };
 use recruiter_common::store::Finding;
 
-use self::{attempts::Attempts, latest::Latest, overview::Overview, sessions::Sessions};
+use self::{attempts::Attempts, chart::Charts, latest::Latest, overview::Overview, sessions::Sessions};
 use super::{Web, problem::Problem};
 
 /// The largest form, in bytes.
@@ -71,13 +71,25 @@ const LONGEST_FORM: usize = 64 * 1024;
 #[derive(Default)]
 pub(super) struct Kept {
     attempts: Attempts,
+    day: Latest<Charts>,
     findings: Latest<Vec<Finding>>,
     overview: Latest<Overview>,
+    /// Jobs that run, and about how many are archived.
+    numbers: Latest<(u64, u64)>,
     sessions: Sessions,
 }
 
 /// All pages.
 pub(super) fn router(web: &Arc<Web>) -> Router<Arc<Web>> {
+    let for_operators = Router::new()
+        .route("/audit", get(audit::list))
+        .route("/jobs/{id}/{act}", get(acts::job::ask).post(acts::job::act))
+        .route("/jobs/many/{act}", get(acts::jobs::ask).post(acts::jobs::act))
+        .route("/graphs/{id}/{act}", get(acts::graph::ask).post(acts::graph::act))
+        .route("/pauses/{act}", get(acts::pause::ask).post(acts::pause::act))
+        .route("/schedules/{act}", get(acts::schedule::ask).post(acts::schedule::act))
+        .route("/workers/{id}/{act}", get(acts::worker::ask).post(acts::worker::act))
+        .route_layer(from_fn(door::only_operators));
     let pages = Router::new()
         .route("/", get(overview::show))
         .route("/jobs", get(jobs::list))
@@ -91,15 +103,9 @@ pub(super) fn router(web: &Arc<Web>) -> Router<Arc<Web>> {
         .route("/graphs/{id}", get(graph::show))
         .route("/events", get(events::show))
         .route("/events/stream", get(super::api::events))
-        .route("/audit", get(audit::list))
         .route("/doctor", get(doctor::show))
-        .route("/jobs/{id}/{act}", get(acts::job::ask).post(acts::job::act))
-        .route("/jobs/many/{act}", get(acts::jobs::ask).post(acts::jobs::act))
-        .route("/graphs/{id}/{act}", get(acts::graph::ask).post(acts::graph::act))
-        .route("/pauses/{act}", get(acts::pause::ask).post(acts::pause::act))
-        .route("/schedules/{act}", get(acts::schedule::ask).post(acts::schedule::act))
-        .route("/workers/{id}/{act}", get(acts::worker::ask).post(acts::worker::act))
         .route("/logout", post(login::log_out))
+        .merge(for_operators)
         .route_layer(from_fn_with_state(web.clone(), door::enter));
     Router::new()
         .route("/assets/{hash}/{name}", get(assets::serve))

@@ -16,7 +16,7 @@ use recruiter_common::{
 };
 
 use super::{
-    super::{Shared, Web, requests::Parameters},
+    super::{Shared, Web, problem::Problem, requests::Parameters},
     chart::Charts,
     frame::{Answer, Frame, page},
     visitor::Visitor,
@@ -27,8 +27,9 @@ use crate::views::{
     stats::{GroupStatistics, PERIOD, Reasons, Statistics},
 };
 
-/// Period of the charts.
-const CHARTED: TimeDelta = TimeDelta::hours(1);
+/// Periods of the charts.
+const HOUR: TimeDelta = TimeDelta::hours(1);
+const DAY: TimeDelta = TimeDelta::days(1);
 /// Maximum number of lanes of waiting jobs that are examined.
 const LANES: usize = 200;
 /// Maximum number of reasons and of groups shown.
@@ -42,9 +43,11 @@ pub(super) struct Overview {
     silent: usize,
     overdue: usize,
     pub(super) groups: Vec<GroupCounts>,
+    /// How many groups are behind these in the alphabet.
+    pub(super) more_groups: usize,
     /// What ended in the last minute.
     total: GroupStatistics,
-    charts: Charts,
+    charts: Arc<Charts>,
     /// Why due jobs wait, with their groups.
     reasons: Vec<Reason>,
 }
@@ -58,18 +61,19 @@ struct Reason {
 
 impl Overview {
     /// The shared reading.
-    pub(super) async fn of(web: &Web) -> Result<Arc<Self>, super::super::problem::Problem> {
-        web.kept.overview.get(async { Ok(Self::read(&web.store).await?) }).await
+    pub(super) async fn of(web: &Web) -> Result<Arc<Self>, Problem> {
+        let store = web.store.clone();
+        web.kept.overview.get(async move { Ok(Self::read(&store).await?) }).await
     }
 
     async fn read(store: &Store) -> Result<Self, StoreError> {
         let at = store.now();
-        let (finished, not_kept, running) = tokio::try_join!(store.finished(at - CHARTED), store.not_kept(at - PERIOD), store.running())?;
+        let (finished, not_kept, running) = tokio::try_join!(store.finished(at - HOUR), store.not_kept(at - PERIOD), store.running())?;
         let recent: Vec<Finished> = finished.iter().filter(|job| job.ended_at > at - PERIOD).cloned().collect();
         let statistics = Statistics::of(at, &BTreeMap::new(), &running, &recent, &not_kept);
         let rates: BTreeMap<String, f64> =
             statistics.groups.iter().filter_map(|group| Some((group.name.clone()?, group.done_per_second))).collect();
-        let groups = counted(store, at, &rates).await?;
+        let (groups, more_groups) = counted(store, at, &rates).await?;
         let waiting = groups.iter().filter(|group| group.due > 0).map(|group| group.name.clone());
         let Reasons { untaken, held, leader, workers, .. } = Reasons::read(store, waiting.collect::<Vec<_>>(), LANES).await?;
         let mut by_text: BTreeMap<(&'static str, &str), BTreeSet<&str>> = BTreeMap::new();
@@ -87,8 +91,9 @@ impl Overview {
             silent: workers.0.iter().filter(|worker| !worker.is_alive() && !worker.is_retired).count(),
             overdue: workers.0.iter().filter(|worker| worker.is_overdue()).count(),
             groups,
+            more_groups,
             total: statistics.total,
-            charts: Charts::of(&finished, at, CHARTED),
+            charts: Charts::of(&finished, at, HOUR).into(),
             reasons: reasons.collect(),
         })
     }
@@ -103,8 +108,9 @@ struct OverviewPage {
     is_led: bool,
     overdue: usize,
     tiles: Vec<(&'static str, String, Option<String>)>,
-    charts: Arc<Overview>,
+    chart: Arc<Charts>,
     period: String,
+    periods: [(&'static str, &'static str, bool); 2],
     reasons: Vec<Reason>,
     groups: Vec<Row>,
     more_groups: usize,
@@ -134,11 +140,33 @@ impl Row {
     }
 }
 
+fn is_day(period: &str) -> Result<bool, String> {
+    match period {
+        "1h" => Ok(false),
+        "24h" => Ok(true),
+        _ => Err(format!("`{period:.80}` is neither `1h` nor `24h`")),
+    }
+}
+
+/// What ended in the last day, or in a part of it with as many jobs as are read.
+async fn day(web: &Web) -> Result<Arc<Charts>, Problem> {
+    let store = web.store.clone();
+    let read = async move {
+        let at = store.now();
+        Ok(Charts::of(&store.finished(at - DAY).await?, at, DAY))
+    };
+    web.kept.day.get(read).await
+}
+
 /// Shows the overview.
-pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
+pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, mut given: Parameters) -> Answer {
+    let is_day = given.take("period", is_day)?.unwrap_or_default();
     given.end()?;
     let read = Overview::of(&web).await?;
-    let sum = |of: fn(&GroupCounts) -> u64| at_least(read.groups.iter().map(of).sum(), read.groups.iter().any(|group| group.has_more));
+    let chart = if is_day { day(&web).await? } else { read.charts.clone() };
+    let sum = |of: fn(&GroupCounts) -> u64| {
+        at_least(read.groups.iter().map(of).sum(), read.more_groups > 0 || read.groups.iter().any(|group| group.has_more))
+    };
     let failed_lately = link("/jobs", [("state", "failed"), ("since", "1h")]);
     let milliseconds = |value: Option<u64>| value.map_or_else(|| "-".into(), |value| format!("{value} ms"));
     let (p50, p99) = read.total.latency_ms.summary().map(|(_, p50, p99)| (p50, p99)).unzip();
@@ -163,10 +191,11 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
         is_led: !read.leader.is_missing(),
         overdue: read.overdue,
         tiles,
-        period: in_words(read.charts.period.to_std().unwrap_or_default()),
+        period: in_words(chart.period.to_std().unwrap_or_default()),
+        periods: [("Last hour", "/", !is_day), ("Last day", "/?period=24h", is_day)],
+        chart,
         reasons: read.reasons.clone(),
         groups: read.groups.iter().take(REASONS).map(|group| Row::of(group, read.at)).collect(),
-        more_groups: read.groups.len().saturating_sub(REASONS),
-        charts: read,
+        more_groups: read.groups.len().saturating_sub(REASONS) + read.more_groups,
     })
 }

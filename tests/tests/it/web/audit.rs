@@ -72,7 +72,7 @@ async fn each_change_is_written_with_who_has_asked_and_what_came_out() {
     let target = part("target");
     assert_eq!(target[0], json!({ "job": ids[0], "priority": "7", "group": "$where" }));
     assert_eq!(target[1]["filter"], json!({ "class": "a", "message": "$ne" }));
-    assert_eq!(target[3], json!({ "job": ids[0], "set": ["secret"] }), "not the values");
+    assert_eq!(target[3], json!({ "job": ids[0], "set": ["secret"], "again": true }), "not the values");
     let outcome = part("outcome");
     assert_eq!(outcome[0], json!({ "outcome": "changed" }));
     assert_eq!((&outcome[1]["matched"], &outcome[2]), (&json!(0), &json!({ "matched": 3, "outcomes": { "cancelled": 3 } })));

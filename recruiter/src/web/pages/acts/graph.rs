@@ -20,7 +20,7 @@ use super::{
         frame::Answer,
         visitor::Visitor,
     },
-    Question, check, no_such_page,
+    Question, no_such_page,
 };
 use crate::views::graph::nothing_changed;
 
@@ -46,7 +46,6 @@ pub(in super::super) async fn ask(
 ) -> Answer {
     let (graph, is_cancel) = (Graph::of_text(&id)?, is_cancel(&word)?);
     given.end()?;
-    check(&visitor)?;
     let changed = change(&web, graph, is_cancel, true).await?;
     if changed.is_empty() {
         return Err(Problem::conflict(nothing_changed(is_cancel, false, true)));
@@ -63,9 +62,8 @@ pub(in super::super) async fn ask(
 }
 
 /// Changes a graph.
-pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, sent: Sent) -> Answer {
+pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, _: Sent) -> Answer {
     let (graph, is_cancel) = (Graph::of_text(&id)?, is_cancel(&word)?);
-    check(&sent.visitor)?;
     let on = web.clone();
     let changing = async move {
         let changed = change(&on, graph, is_cancel, false).await?;

@@ -5,11 +5,13 @@ use axum::{
     extract::{Path, State},
     response::{IntoResponse as _, Redirect},
 };
+use bson::Bson;
 use recruiter_common::{
     control::{Change, Changed, Refusal, Revision},
     ids::JobId,
     job::{Job, Priority},
     json,
+    store::REDACTED,
     text::printable,
 };
 use serde_json::{Map, Value};
@@ -23,17 +25,18 @@ use super::{
             problem::Problem,
             requests::{Id, Parameters},
         },
+        LONGEST_FORM,
         form::{Fields, Sent},
         frame::Answer,
         visitor::Visitor,
         words::editable,
     },
-    Field, Kind, Question, check, no_such_page,
+    Field, Kind, Question, no_such_page,
 };
 use crate::views::outcome::message;
 
-/// The largest parameters that a form has, in bytes.
-const LARGEST: usize = 32 * 1024;
+/// How much of a form is for other fields than the parameters, in bytes.
+const OTHERS: usize = 8 * 1024;
 
 /// What is done with jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,7 +88,6 @@ pub(in super::super) async fn ask(
 ) -> Answer {
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
     given.end()?;
-    check(&visitor)?;
     let mut question = Question::new(visitor, "/jobs", act.word(), &format!("job {id}"), format!("/jobs/{id}/{word}"));
     let mut changed = would(&web, &act.wanted().change, id).await?;
     if let Changed::Refused(before @ Refusal::RetriedBefore { .. }) = &changed {
@@ -108,7 +110,6 @@ pub(in super::super) async fn ask(
 /// Changes a job.
 pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, sent: Sent) -> Answer {
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
-    check(&sent.visitor)?;
     let wanted = if act == JobAct::Retry { Content::of(&web, id).await?.wanted(&sent.fields)? } else { act.wanted() };
     let to = match (change(&web, actor, id, wanted, false).await?, act) {
         (Changed::EnqueuedAgain { new: Some(new), .. }, _) => format!("/jobs/{new}"),
@@ -134,7 +135,7 @@ impl Content {
             return Ok(Self { parameters: None, group: String::new(), priority: String::new() });
         };
         let parameters = job.parameters.clone().into_relaxed_extjson();
-        let is_usable = job.bundle.is_none() && parameters.is_object() && parameters.to_string().len() <= LARGEST;
+        let is_usable = job.bundle.is_none() && parameters.is_object() && encoded(&editable(&parameters)) + OTHERS <= LONGEST_FORM;
         Ok(Self {
             parameters: is_usable.then_some(parameters),
             group: job.settings.group().to_owned(),
@@ -159,46 +160,123 @@ impl Content {
     fn wanted(&self, fields: &Fields) -> Result<Wanted, Problem> {
         let changed = |name: &str, before: &str| Some(fields.text(name).trim()).filter(|text| !text.is_empty() && *text != before);
         let mut content = NewContent { again: fields.text("again") == "true", ..NewContent::default() };
+        let mut put = Vec::new();
         if let (Some(before), Some(text)) = (&self.parameters, changed("parameters", "")) {
             let after: Value = json::parse(text).map_err(|problem| Problem::bad(format!("the parameters: {problem}")))?;
             if !after.is_object() {
                 return Err(Problem::bad("the parameters must be a JSON object"));
             }
-            content.set = patch(before, after).as_object().cloned().unwrap_or_default();
+            differences(Some(before), Some(after), &mut Vec::new(), &mut put)?;
         }
         content.group = changed("group", &self.group).map(str::to_owned);
         let priority = changed("priority", &self.priority);
         let of_text = |text: &str| text.parse().ok().and_then(Priority::new).ok_or_else(|| Problem::bad("the priority is from 0 to 9"));
         content.priority = priority.map(of_text).transpose()?;
-        content.wanted()
+        content.wanted_with(put)
     }
 }
 
-/// The merge patch (RFC 7396) that makes one value of another. What is the same is not in it.
-fn patch(before: &Value, after: Value) -> Value {
-    let (Value::Object(before), Value::Object(after)) = (before, &after) else { return after };
-    let removed = before.keys().filter(|name| !after.contains_key(*name)).map(|name| (name.clone(), Value::Null));
-    let changed = after.iter().filter(|(name, value)| before.get(*name) != Some(value));
-    let changed = changed.map(|(name, value)| (name.clone(), patch(before.get(name).unwrap_or(&Value::Null), value.clone())));
-    Value::Object(removed.chain(changed).collect::<Map<_, _>>())
+/// Size of a text in the body of a form, in bytes.
+fn encoded(text: &str) -> usize {
+    // Browsers send two characters for the end of a line.
+    serde_urlencoded::to_string([("", text.replace('\n', "\r\n"))]).map_or(usize::MAX, |text| text.len())
+}
+
+/// A path in the parameters, and the value that is put there; `None` removes it.
+type Put = (Vec<String>, Option<Bson>);
+
+/// Where a value differs from the one before. What is the same, and so what is hidden in both, is not in it.
+fn differences(before: Option<&Value>, after: Option<Value>, path: &mut Vec<String>, found: &mut Vec<Put>) -> Result<(), Problem> {
+    match (before, after) {
+        (before, after) if before == after.as_ref() => {}
+        (Some(Value::Object(before)), Some(Value::Object(mut after))) if !is_extended(before) && !is_extended(&after) => {
+            let added: Vec<String> = after.keys().filter(|name| !before.contains_key(*name)).cloned().collect();
+            for name in before.keys().cloned().chain(added) {
+                let (before, after) = (before.get(&name), after.remove(&name));
+                path.push(name);
+                differences(before, after, path, found)?;
+                path.pop();
+            }
+        }
+        (_, after) => {
+            let name = printable(&path.join("."), 200);
+            if after.as_ref().is_some_and(has_hidden) {
+                return Err(Problem::bad(format!(
+                    "the parameter `{name}`: a part of it is hidden; write its value in place of {REDACTED}"
+                )));
+            }
+            let value = after.map(json::to_bson).transpose();
+            found.push((path.clone(), value.map_err(|problem| Problem::bad(format!("the parameter `{name}`: {problem}")))?));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an object stands for a value that JSON does not have, as a date.
+fn is_extended(object: &Map<String, Value>) -> bool {
+    object.keys().any(|name| name.starts_with('$'))
+}
+
+fn has_hidden(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text == REDACTED,
+        Value::Array(list) => list.iter().any(has_hidden),
+        Value::Object(object) => object.values().any(has_hidden),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use bson::bson;
+    use serde_json::json;
+
     use super::*;
 
+    fn found(before: &Value, after: Value) -> Result<Vec<(String, Option<Bson>)>, Problem> {
+        let mut found = Vec::new();
+        differences(Some(before), Some(after), &mut Vec::new(), &mut found)?;
+        Ok(found.into_iter().map(|(path, value)| (path.join("."), value)).collect())
+    }
+
     #[test]
-    fn a_patch_has_only_what_is_different() {
-        let before = serde_json::json!({ "a": 1, "b": { "c": 2, "d": [1], "e": { "$date": "x" } }, "f": "[redacted]" });
+    fn only_what_is_different_is_put() {
+        let before =
+            json!({ "a": 1, "b": { "c": 2, "d": [1], "e": { "$date": "2030-01-31T18:00:00Z" } }, "f": REDACTED, "g": { "h": REDACTED } });
+        let put = |path: &str, value: Bson| (path.to_owned(), Some(value));
+        let date = bson::DateTime::parse_rfc3339_str("2030-02-01T00:00:00Z").unwrap();
         for (after, expected) in [
-            (before.clone(), serde_json::json!({})),
+            (before.clone(), vec![]),
             (
-                serde_json::json!({ "a": 1, "b": { "c": 3, "d": [1, 2] }, "g": {} }),
-                serde_json::json!({ "b": { "c": 3, "d": [1, 2], "e": null }, "f": null, "g": {} }),
+                json!({ "a": null, "b": { "c": 3, "d": [1, null], "e": { "$date": "2030-02-01T00:00:00Z" } }, "g": { "h": REDACTED, "i": null } }),
+                vec![
+                    put("a", Bson::Null),
+                    put("b.c", bson!(3)),
+                    put("b.d", bson!([1, null])),
+                    put("b.e", date.into()),
+                    ("f".into(), None),
+                    put("g.i", Bson::Null),
+                ],
             ),
-            (serde_json::json!({ "a": { "x": 1 }, "b": 7, "f": "[redacted]" }), serde_json::json!({ "a": { "x": 1 }, "b": 7 })),
+            (
+                json!({ "a": { "x": null }, "b": 7, "f": REDACTED, "g": { "h": REDACTED } }),
+                vec![put("a", bson!({ "x": null })), put("b", bson!(7))],
+            ),
         ] {
-            assert_eq!(patch(&before, after), expected);
+            assert_eq!(found(&before, after).unwrap(), expected);
         }
+    }
+
+    #[test]
+    fn what_is_hidden_is_not_put_elsewhere() {
+        let before = json!({ "a": [REDACTED, 1], "b": REDACTED });
+        for after in [json!({ "a": [REDACTED, 2], "b": REDACTED }), json!({ "a": [REDACTED, 1], "c": { "d": REDACTED } })] {
+            assert!(found(&before, after).unwrap_err().into_detail().contains("hidden"));
+        }
+    }
+
+    #[test]
+    fn a_text_is_measured_as_a_browser_sends_it() {
+        assert_eq!((encoded("ab"), encoded("\n"), encoded("ü")), (3, 7, 7));
     }
 }

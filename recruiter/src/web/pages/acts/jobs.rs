@@ -6,8 +6,10 @@ use axum::{
     Extension,
     extract::{Path, State},
     http::StatusCode,
+    response::{IntoResponse as _, Redirect},
 };
-use recruiter_common::{control::Report, store::LOOK_LIMIT};
+use chrono::{DurationRound as _, SecondsFormat, TimeDelta};
+use recruiter_common::{control::Report, spec::instant_of_text, store::LOOK_LIMIT};
 use tokio::time::timeout;
 
 use super::{
@@ -20,16 +22,16 @@ use super::{
             requests::Parameters,
         },
         form::Sent,
-        frame::{Answer, Frame},
-        table::Tables,
+        frame::Answer,
         visitor::Visitor,
         words::{at_least, link},
     },
-    Question, check,
+    Question,
     job::JobAct,
 };
-use crate::views::tone::Tone;
 
+/// The parameter with the second in which the jobs were counted: what matches only since then is not changed.
+const ASKED: &str = "asked";
 /// How long a browser waits for a change. It goes on.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
 
@@ -42,10 +44,12 @@ pub(in super::super) async fn ask(
     given: Parameters,
 ) -> Answer {
     let act = JobAct::of_word(&word)?;
-    check(&visitor)?;
-    let path = link(&format!("/jobs/many/{word}"), given.pairs());
+    // Their ids have the second in which jobs that wait were enqueued.
+    let asked = web.store.now().duration_trunc(TimeDelta::seconds(1)).map_err(Problem::bad)? + TimeDelta::seconds(1);
+    let text = asked.to_rfc3339_opts(SecondsFormat::Secs, true);
+    let path = link(&format!("/jobs/many/{word}"), given.pairs().chain([(ASKED, &*text)]));
     let wanted = act.wanted();
-    let many = Many::of(given, &wanted.change, web.store.now())?;
+    let many = Many::of(given, &wanted.change, asked)?.before(asked);
     let report = change_many(&web, actor, many, wanted, true, Some(LOOK_LIMIT)).await?;
     let matched = at_least(report.matched(), report.is_stopped);
     let mut question = Question::new(visitor, "/jobs", act.word(), &format!("{matched} jobs"), path);
@@ -55,18 +59,18 @@ pub(in super::super) async fn ask(
 }
 
 /// Changes jobs.
-pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path(word): Path<String>, given: Parameters, sent: Sent) -> Answer {
+pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path(word): Path<String>, mut given: Parameters, _: Sent) -> Answer {
     let act = JobAct::of_word(&word)?;
-    check(&sent.visitor)?;
+    let asked = given.take(ASKED, |text| instant_of_text(text).map_err(|problem| problem.to_string()))?;
+    let asked = asked.ok_or_else(|| Problem::bad("The address does not say when the jobs were counted."))?;
     let wanted = act.wanted();
-    let many = Many::of(given, &wanted.change, web.store.now())?;
+    let many = Many::of(given, &wanted.change, asked)?.before(asked);
     let Ok(report) = timeout(ANSWERED_WITHIN, change_many(&web, actor, many, wanted, false, None)).await else {
         return Err(Problem::new(StatusCode::ACCEPTED, "The change takes longer, and goes on. The audit will say what came out."));
     };
-    let report = report?;
-    let notice = format!("{}: {} jobs matched: {}.", act.word(), report.matched(), outcomes(&report));
-    let frame = Frame::new(sent.visitor, "/jobs", "Jobs were changed");
-    Tables { notices: vec![(Tone::Good, notice)], ..Tables::new(frame, Vec::new()) }.shown()
+    report?;
+    // Its newest entry says what came out, and loading the page again does not repeat the change.
+    Ok(Redirect::to("/audit").into_response())
 }
 
 fn outcomes(report: &Report) -> String {

@@ -19,7 +19,7 @@ pub(super) mod worker;
 use askama::Template;
 
 use super::{
-    super::{access::Role, problem::Problem},
+    super::problem::Problem,
     frame::{Answer, Frame, page},
     visitor::Visitor,
 };
@@ -89,15 +89,6 @@ impl Field {
     fn reason() -> Self {
         Self { name: "reason", value: String::new(), kind: Kind::Text("Reason, for others") }
     }
-}
-
-/// # Errors
-/// When the visitor is no operator.
-fn check(visitor: &Visitor) -> Result<(), Problem> {
-    if visitor.is_operator() {
-        return Ok(());
-    }
-    Err(Problem::forbidden(format!("This needs the role {}, and you have the role {}.", Role::Operator, visitor.role)))
 }
 
 fn no_such_page() -> Problem {

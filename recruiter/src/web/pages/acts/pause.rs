@@ -16,14 +16,13 @@ use super::{
         visitor::Visitor,
         words::link,
     },
-    Field, Question, check, no_such_page,
+    Field, Question, no_such_page,
 };
 use crate::views::limits::paused_of_text;
 
 /// Asks before something is paused or resumed.
 pub(in super::super) async fn ask(Extension(visitor): Extension<Visitor>, Path(word): Path<String>, given: Parameters) -> Answer {
     let (is_pause, paused) = (is_pause(&word)?, paused_of(given)?);
-    check(&visitor)?;
     let what = paused.to_string();
     let path = link(&format!("/pauses/{word}"), [("what", &*what)]);
     let title = if is_pause { "Pause" } else { "Resume" };
@@ -40,7 +39,6 @@ pub(in super::super) async fn ask(Extension(visitor): Extension<Visitor>, Path(w
 /// Pauses or resumes.
 pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path(word): Path<String>, given: Parameters, sent: Sent) -> Answer {
     let (is_pause, paused) = (is_pause(&word)?, paused_of(given)?);
-    check(&sent.visitor)?;
     let (to, by, store) = (section(&paused), actor.name(), web.store.clone());
     let reason = Some(sent.fields.text("reason").trim().to_owned()).filter(|reason| is_pause && !reason.is_empty());
     let mut target = doc! { "paused": paused.to_string() };

@@ -24,7 +24,7 @@ use super::{
         frame::Answer,
         visitor::Visitor,
     },
-    Question, check, no_such_page,
+    Question, no_such_page,
 };
 use crate::views::workers::message;
 
@@ -61,7 +61,6 @@ pub(in super::super) async fn ask(
 ) -> Answer {
     let (id, (wanted, title)) = (worker_id(&id)?, worker_change(&word)?);
     given.end()?;
-    check(&visitor)?;
     let answer = change(&web, wanted, id, &actor.name(), true).await?;
     let of = format!("worker {id} on {}", printable(&answer.hostname, 80));
     let mut question = Question::new(visitor, "/workers", title, &of, format!("/workers/{id}/{word}"));
@@ -71,9 +70,8 @@ pub(in super::super) async fn ask(
 }
 
 /// Quiets, resumes or stops a worker.
-pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, sent: Sent) -> Answer {
+pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, _: Sent) -> Answer {
     let (id, (wanted, _)) = (worker_id(&id)?, worker_change(&word)?);
-    check(&sent.visitor)?;
     let (on, by) = (web.clone(), actor.name());
     let changing = async move {
         let answer = change(&on, wanted, id, &by, false).await?;
