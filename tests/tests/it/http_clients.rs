@@ -3,17 +3,16 @@
 
 use std::{
     fs,
+    iter::repeat_n,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use bson::{Document, doc, oid::ObjectId};
-use recruiter_common::{NewJob, RetryManyTimes, store::Store};
+use recruiter_common::{NewJob, RetryManyTimes, shutdown::pause, store::Store};
 use recruiter_tests::{
     http::Api,
     local::prepared,
@@ -28,16 +27,17 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    sync::Barrier,
 };
 
 const TOKEN: &str = "the-secret-of-the-test";
 
-/// `app URL TOKEN DIRECTORY MODE GRACE`: a client, or a worker that notes each execution in the file `runs`.
+/// `app URL TOKEN DIRECTORY MODE`, or `work GRACE LEASE` as the mode: a client, or a worker that notes each execution in the file `runs`.
 const PYTHON: &str = r#"
 import os, sys, time
 from recruiter_jobs.http import *
 
-url, token, directory, mode, grace = sys.argv[1:6]
+url, token, directory, mode, *times = sys.argv[1:]
 client = Client(url, token + "\n", patience=60)
 
 def handle(parameters, job):
@@ -92,16 +92,26 @@ def check():
     assert refused(JobFailed, lambda: client.wait(waits, 300)).why == "cancelled"
     refused(JobFailed, lambda: client.wait(client.retry(failed.id)["new_id"], 300))
     assert refused(Problem, lambda: Client(url, "another").job(id)).status == 401
-    assert "does not answer" in refused(Unreachable, lambda: Client("http://127.0.0.1:2", token, patience=0).job(id)).detail
+    assert "does not answer" in refused(Unreachable, lambda: Client("http://127.0.0.1:2", token, patience=0.5).job(id)).detail
     assert "answers no JSON" in refused(Problem, lambda: Client(url + "/elsewhere", token).job(id)).detail
     refused(ValueError, lambda: Client(url, "two\nlines"))
+
+def unanswered():
+    id = client.enqueue("nobody")
+    refused(TimeoutError, lambda: Client(url, token, patience=1).wait(id, 3))
+    refused(Unreachable, lambda: client.cancel(id))
+    refused(Unreachable, lambda: client.retry(id, again=True))
+    client.cancel(client.job(id)["retried_as"]["$oid"])
 
 if mode == "check":
     check()
 elif mode == "enqueue":
     client.enqueue("nobody")
+elif mode == "unanswered":
+    unanswered()
 else:
-    client.work(["echo", "fails", "gives-up", "long", "waits", "gated"], handle, slots=4, lease=1.5, wait=2, grace=float(grace))
+    grace, lease = map(float, times)
+    client.work(["echo", "fails", "gives-up", "long", "waits", "gated"], handle, slots=4, lease=lease, wait=2, grace=grace)
 "#;
 
 const NODE: &str = r#"
@@ -110,7 +120,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { inspect, isDeepStrictEqual } from 'node:util';
 import { Client, GiveUp, JobFailed, Problem, TimedOut, Unreachable } from 'recruiter-jobs/http';
 
-const [url, token, directory, mode, grace] = process.argv.slice(2);
+const [url, token, directory, mode, ...times] = process.argv.slice(2);
 const client = new Client(url, `${token}\n`, { patience: 60 });
 
 async function handle(parameters, job) {
@@ -168,16 +178,26 @@ async function check() {
   assert((await refused(JobFailed, client.wait(waits, 300))).why === 'cancelled');
   await refused(JobFailed, client.wait((await client.retry(failed.id)).new_id, 300));
   assert((await refused(Problem, new Client(url, 'another').job(id))).status === 401);
-  const unreachable = await refused(Unreachable, new Client('http://127.0.0.1:2', token, { patience: 0 }).job(id));
+  const unreachable = await refused(Unreachable, new Client('http://127.0.0.1:2', token, { patience: 0.5 }).job(id));
   assert(unreachable.detail.includes('does not answer: connect'), unreachable);
   assert((await refused(Problem, new Client(`${url}/elsewhere`, token).job(id))).detail.includes('answers no JSON'));
   await refused(TypeError, (async () => new Client(url, 'two\nlines'))());
 }
 
+async function unanswered() {
+  const id = await client.enqueue('nobody');
+  await refused(TimedOut, new Client(url, token, { patience: 1 }).wait(id, 3));
+  await refused(Unreachable, client.cancel(id));
+  await refused(Unreachable, client.retry(id, { again: true }));
+  await client.cancel((await client.job(id)).retried_as.$oid);
+}
+
+const [grace, lease] = times.map(Number);
 const classes = ['echo', 'fails', 'gives-up', 'long', 'waits', 'gated'];
 if (mode === 'check') await check();
 else if (mode === 'enqueue') await client.enqueue('nobody');
-else await client.work(classes, handle, { slots: 4, lease: 1.5, wait: 2, grace: Number(grace) });
+else if (mode === 'unanswered') await unanswered();
+else await client.work(classes, handle, { slots: 4, lease, wait: 2, grace });
 process.exit(0);
 "#;
 
@@ -225,7 +245,7 @@ impl Scene {
         self.directory.path().join(name).to_str().unwrap().to_owned()
     }
 
-    fn app(&self, at: &str, mode: &str, grace: &str) -> Process {
+    fn app(&self, at: &str, mode: &str) -> Process {
         let (program, file) = match self.language {
             Language::Python => ("python3".into(), "app.py"),
             Language::Node => (node(), "app.mjs"),
@@ -233,12 +253,13 @@ impl Scene {
         let python = root().join("worker/clients/python");
         // Another test compares the files of the clients.
         let env = [("PYTHONPATH", python.to_str().unwrap()), ("PYTHONDONTWRITEBYTECODE", "1")];
-        let args = [program.to_str().unwrap(), &self.path(file), at, TOKEN, &self.path(""), mode, grace];
-        Process::start("/usr/bin/env", &args, &env)
+        let (file, directory) = (self.path(file), self.path(""));
+        let args = [program.to_str().unwrap(), &file, at, TOKEN, &directory].into_iter().chain(mode.split(' '));
+        Process::start("/usr/bin/env", &args.collect::<Vec<_>>(), &env)
     }
 
     async fn enqueue(&self, class: &str, parameters: Document, retries: u32) -> ObjectId {
-        let job = NewJob::of_class(class, parameters).retry(&RetryManyTimes::new(retries, std::time::Duration::ZERO).unwrap());
+        let job = NewJob::of_class(class, parameters).retry(&RetryManyTimes::new(retries, Duration::ZERO).unwrap());
         job.enqueue(&self.store).await.unwrap().id.to_string().parse().unwrap()
     }
 
@@ -248,16 +269,15 @@ impl Scene {
         runs.lines().filter(|run| run.split(' ').next() == Some(class)).map(str::to_owned).collect()
     }
 
-    async fn runs_once(&self, class: &str) {
-        wait_until(SOON, &format!("{class} runs"), async || self.runs(class).len() == 1).await;
+    async fn runs_times(&self, class: &str, times: usize) {
+        wait_until(SOON, &format!("{class} runs"), async || self.runs(class).len() == times).await;
     }
 }
 
 /// Requests a stop, and checks that it ends cleanly.
-async fn stop(mut app: Process) {
+async fn stop(app: Process) {
     app.terminate();
-    let ended = app.wait_exit(SOON).await;
-    assert_eq!(ended.code(), Some(0), "{}", app.stderr());
+    succeeds(app).await;
 }
 
 async fn succeeds(mut app: Process) {
@@ -272,8 +292,8 @@ fn last(job: &Document) -> (&str, &str) {
 
 async fn jobs_are_enqueued_run_and_waited_for(language: Language) {
     let scene = Scene::begin(language).await;
-    let worker = scene.app(&scene.api.at, "work", "300");
-    succeeds(scene.app(&scene.api.at, "check", "")).await;
+    let worker = scene.app(&scene.api.at, "work 300 1.5");
+    succeeds(scene.app(&scene.api.at, "check")).await;
     scene.database.until("archived", doc! { "workable.class": "echo", "why": "done" }, 1_001, "all are done").await;
     let counted = ["echo", "fails", "gives-up", "long", "waits"].map(|class| scene.runs(class).len());
     assert_eq!(counted, [1_001, 2, 2, 1, 1], "executions");
@@ -289,7 +309,7 @@ async fn jobs_are_enqueued_run_and_waited_for(language: Language) {
     assert_eq!(scene.database.count("archived", ignored).await, 2);
     // What runs at a stop is finished.
     let id = scene.enqueue("long", doc! { "seconds": 2 }, 0).await;
-    wait_until(SOON, "it runs", async || scene.runs("long").len() == 2).await;
+    scene.runs_times("long", 2).await;
     stop(worker).await;
     assert_eq!(scene.database.archived(id).await.get_str("why").unwrap(), "done");
 }
@@ -304,38 +324,78 @@ async fn node_enqueues_runs_and_waits() {
     jobs_are_enqueued_run_and_waited_for(Language::Node).await;
 }
 
-/// A port in front of the server, and how many answers to [`LOSABLE`] requests get lost: their connections break.
-async fn line_to(at: &str) -> (String, Arc<AtomicU32>) {
-    let (listener, to) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), at.strip_prefix("http://").unwrap().to_owned());
-    let (front, losing) = (format!("http://{}", listener.local_addr().unwrap()), Arc::new(AtomicU32::new(0)));
-    let lost = losing.clone();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let (Ok(server), lost) = (TcpStream::connect(&to).await, lost.clone()) else { continue };
-            tokio::spawn(forward(client, server, lost));
-        }
-    });
-    (front, losing)
+/// What becomes of the answer to a request.
+#[derive(Clone)]
+enum Fate {
+    /// Its connection breaks.
+    Lost,
+    Late(Duration),
+    /// It is held until there are as many.
+    Together(Arc<Barrier>),
 }
 
-const LOSABLE: [&str; 2] = ["/jobs HTTP", "/commit HTTP"];
+/// The fates of the next answers, each to a request whose head has these words.
+type Fates = Arc<Mutex<Vec<(&'static str, Fate)>>>;
 
-async fn forward(mut client: TcpStream, mut server: TcpStream, losing: Arc<AtomicU32>) {
-    let (mut asked, mut answered, mut is_lost) = ([0; 8192], [0; 8192], false);
+/// A port in front of the server.
+struct Line {
+    at: String,
+    fates: Fates,
+}
+
+impl Line {
+    async fn to(server: &str) -> Self {
+        let (listener, to) = (TcpListener::bind("127.0.0.1:0").await.unwrap(), server.strip_prefix("http://").unwrap().to_owned());
+        let line = Self { at: format!("http://{}", listener.local_addr().unwrap()), fates: Fates::default() };
+        let fates = line.fates.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let (Ok(server), fates) = (TcpStream::connect(&to).await, fates.clone()) else { continue };
+                tokio::spawn(forward(client, server, fates));
+            }
+        });
+        line
+    }
+
+    fn harm(&self, requests: &'static str, count: usize, fate: &Fate) {
+        self.fates.lock().unwrap().extend(repeat_n((requests, fate.clone()), count));
+    }
+
+    /// How many fates have not been met yet.
+    fn left(&self) -> usize {
+        self.fates.lock().unwrap().len()
+    }
+}
+
+/// That of the answer to this request.
+fn fate_of(request: &[u8], fates: &Fates) -> Option<Fate> {
+    let (request, mut fates) = (String::from_utf8_lossy(request), fates.lock().unwrap());
+    let met = fates.iter().position(|(words, _)| request.contains(words))?;
+    Some(fates.remove(met).1)
+}
+
+async fn forward(mut client: TcpStream, mut server: TcpStream, fates: Fates) {
+    let (mut asked, mut answered, mut fate) = ([0; 8192], [0; 8192], None);
     loop {
         tokio::select! {
             read = client.read(&mut asked) => {
                 let Ok(length @ 1..) = read else { return };
-                let request = String::from_utf8_lossy(&asked[..length]);
-                is_lost |= LOSABLE.iter().any(|losable| request.contains(losable))
-                    && losing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+                fate = fate.or_else(|| fate_of(&asked[..length], &fates));
                 if server.write_all(&asked[..length]).await.is_err() {
                     return;
                 }
             }
             read = server.read(&mut answered) => {
                 let Ok(length @ 1..) = read else { return };
-                if is_lost || client.write_all(&answered[..length]).await.is_err() {
+                match fate.take() {
+                    None => {}
+                    Some(Fate::Lost) => return,
+                    Some(Fate::Late(by)) => pause(by).await,
+                    Some(Fate::Together(all)) => {
+                        all.wait().await;
+                    }
+                }
+                if client.write_all(&answered[..length]).await.is_err() {
                     return;
                 }
             }
@@ -345,18 +405,18 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, losing: Arc<Atomi
 
 async fn each_job_is_enqueued_and_ended_once(language: Language) {
     let scene = Scene::begin(language).await;
-    let (front, losing) = line_to(&scene.api.at).await;
-    losing.store(2, Ordering::SeqCst);
-    succeeds(scene.app(&front, "enqueue", "")).await;
-    assert_eq!((losing.load(Ordering::SeqCst), scene.database.count("scheduled", doc! { "workable.class": "nobody" }).await), (0, 1));
-    let worker = scene.app(&front, "work", "300");
+    let line = Line::to(&scene.api.at).await;
+    line.harm("/jobs HTTP", 2, &Fate::Lost);
+    succeeds(scene.app(&line.at, "enqueue")).await;
+    assert_eq!((line.left(), scene.database.count("scheduled", doc! { "workable.class": "nobody" }).await), (0, 1));
+    let worker = scene.app(&line.at, "work 300 60");
     let id = scene.enqueue("gated", doc! { "n": 1 }, 5).await;
-    scene.runs_once("gated").await;
-    losing.store(2, Ordering::SeqCst);
+    scene.runs_times("gated", 1).await;
+    line.harm("/commit HTTP", 2, &Fate::Lost);
     fs::write(scene.path("open"), "").unwrap();
     let ended = scene.database.archived(id).await;
     stop(worker).await;
-    assert_eq!((losing.load(Ordering::SeqCst), scene.runs("gated").len(), ended.get_i32("attempts").unwrap()), (0, 1, 1), "{ended}");
+    assert_eq!((line.left(), scene.runs("gated").len(), ended.get_i32("attempts").unwrap()), (0, 1, 1), "{ended}");
     assert_eq!(ended.get_document("result").unwrap(), &doc! { "n": 1 });
 }
 
@@ -370,14 +430,92 @@ async fn node_repeats_what_had_no_answer() {
     each_job_is_enqueued_and_ended_once(Language::Node).await;
 }
 
+/// A wait is repeated that took longer than the patience of its client. What would be done twice is not.
+async fn only_what_may_be_done_twice_is_repeated(language: Language) {
+    let scene = Scene::begin(language).await;
+    let line = Line::to(&scene.api.at).await;
+    ["/end?", "/cancel HTTP", "/retry HTTP"].iter().for_each(|requests| line.harm(requests, 1, &Fate::Lost));
+    succeeds(scene.app(&line.at, "unanswered")).await;
+    let (waiting, archived) = (scene.database.count("scheduled", doc! {}).await, scene.database.count("archived", doc! {}).await);
+    assert_eq!((line.left(), waiting, archived), (0, 0, 2), "the job, and the one that its only retry has enqueued");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_repeats_only_what_may_be_done_twice() {
+    only_what_may_be_done_twice_is_repeated(Language::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_repeats_only_what_may_be_done_twice() {
+    only_what_may_be_done_twice_is_repeated(Language::Node).await;
+}
+
+async fn a_lease_is_counted_from_its_request(language: Language) {
+    let scene = Scene::begin(language).await;
+    let line = Line::to(&scene.api.at).await;
+    // When the first answer comes, the lease that it gives is over.
+    line.harm("/extend HTTP", 1, &Fate::Late(Duration::from_secs(3)));
+    line.harm("/extend HTTP", 9, &Fate::Lost);
+    let worker = scene.app(&line.at, "work 300 1.5");
+    let id = scene.enqueue("gated", doc! {}, 0).await;
+    wait_until(SOON, "an answer gets lost", async || line.left() < 9).await;
+    fs::write(scene.path("open"), "").unwrap();
+    wait_until(SOON, "the end is dropped", async || worker.stderr().contains("its end is dropped: its lease is over")).await;
+    assert_eq!((line.left(), last(&scene.database.archived(id).await).0), (8, "client-vanished"), "the second is not repeated");
+    stop(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_counts_a_lease_from_its_request() {
+    a_lease_is_counted_from_its_request(Language::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_counts_a_lease_from_its_request() {
+    a_lease_is_counted_from_its_request(Language::Node).await;
+}
+
+async fn a_stop_rolls_all_jobs_back_at_once(language: Language) {
+    let scene = Scene::begin(language).await;
+    let line = Line::to(&scene.api.at).await;
+    // No answer comes before there are four; then none comes at all.
+    for (fate, waited) in [(Fate::Together(Arc::new(Barrier::new(4))), SOON), (Fate::Late(SOON), Duration::from_secs(60))] {
+        line.harm("/rollback HTTP", 4, &fate);
+        let mut worker = scene.app(&line.at, "work 0 60");
+        let mut jobs = Vec::new();
+        for _ in 0..4 {
+            jobs.push(scene.enqueue("gated", doc! {}, 0).await);
+        }
+        scene.runs_times("gated", 4).await;
+        worker.terminate();
+        let ended = worker.wait_exit(waited).await;
+        assert_eq!(ended.code(), Some(0), "{}", worker.stderr());
+        assert!(matches!(fate, Fate::Late(_)) || !worker.stderr().contains("its end is dropped"), "{}", worker.stderr());
+        for job in jobs {
+            assert_eq!(last(&scene.database.archived(job).await).0, "worker-stopping");
+        }
+        fs::remove_file(scene.path("runs")).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_rolls_all_jobs_back_at_once() {
+    a_stop_rolls_all_jobs_back_at_once(Language::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_rolls_all_jobs_back_at_once() {
+    a_stop_rolls_all_jobs_back_at_once(Language::Node).await;
+}
+
 async fn jobs_survive_restarts_of_both_sides(language: Language) {
     let mut scene = Scene::begin(language).await;
     let at = scene.api.at.clone();
     let (database, listen, file) = (scene.database.uri().to_owned(), at.replace("http://", ""), scene.path("tokens.toml"));
     let serve = || Process::start("recruiter", &["web", "--listen", &listen, "--tokens", &file], &[("MONGODB_URI", &database)]);
-    let worker = scene.app(&at, "work", "300");
+    let worker = scene.app(&at, "work 300 60");
     let id = scene.enqueue("gated", doc! { "n": 1 }, 5).await;
-    scene.runs_once("gated").await;
+    scene.runs_times("gated", 1).await;
     // The server does not know the job any more: the first end is dropped.
     scene.api.process.kill();
     scene.api.process.wait_exit(SOON).await;
@@ -391,11 +529,11 @@ async fn jobs_survive_restarts_of_both_sides(language: Language) {
     // A worker that stops: one handler ends when it is told to, the other one does not.
     fs::remove_file(scene.path("open")).unwrap();
     fs::remove_file(scene.path("runs")).unwrap();
-    let worker = scene.app(&at, "work", "1");
+    let worker = scene.app(&at, "work 1 60");
     let told = scene.enqueue("waits", doc! {}, 0).await;
     let deaf = scene.enqueue("gated", doc! {}, 0).await;
-    scene.runs_once("waits").await;
-    scene.runs_once("gated").await;
+    scene.runs_times("waits", 1).await;
+    scene.runs_times("gated", 1).await;
     stop(worker).await;
     let told = scene.database.archived(told).await;
     assert!(["Cancelled", "AbortError"].contains(&last(&told).0), "{told}");

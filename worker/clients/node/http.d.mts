@@ -47,7 +47,7 @@ export interface WorkOptions {
   grace?: number;
 }
 
-/** A client of the server at this URL. A request is repeated for `patience` seconds (10) while the server does not answer. */
+/** A client of the server at this URL. A request is repeated for `patience` seconds (10) from its first failure on, until it is answered. */
 export class Client {
   constructor(url: string, token?: string, options?: { patience?: number });
   readonly url: string;
@@ -59,9 +59,9 @@ export class Client {
   wait<Result = any>(id: string, timeout?: number): Promise<Result>;
   /** A job with its history. */
   job(id: string): Promise<Record<string, any>>;
-  /** Cancels a job. This needs the role `operator`, as `retry`. */
+  /** Cancels a job. This needs the role `operator`, and is sent once, as `retry`: after `Unreachable`, look at the job. */
   cancel(id: string): Promise<Record<string, any>>;
-  /** Enqueues an archived job again: `new_id` in the answer. */
+  /** Enqueues an archived job again: `new_id` in the answer. After `Unreachable`, `retried_as` of `job(id)` has it, if it was done. */
   retry(id: string, changes?: Parameters): Promise<Record<string, any>>;
   /** Runs jobs of these classes until `stop()`, SIGTERM or SIGINT. The handler is as for a long-lived program. */
   work<P = any>(

@@ -1,7 +1,7 @@
 // Enqueues jobs of Recruiter, waits for them and runs them over HTTP: a client of `recruiter web`.
 //
 // A request whose connection breaks, or that the server cannot answer for a moment, is repeated: each job has an id, so it is enqueued once,
-// and each end of a job is recorded once.
+// and each end of a job is recorded once. Only `cancel` and `retry` are sent once.
 
 import { randomBytes } from 'node:crypto';
 import { setTimeout as pause } from 'node:timers/promises';
@@ -17,7 +17,7 @@ const LONGEST_WAIT = 50;
 const ANSWER_WITHIN = 60;
 /** The server is asked at least so often whether a job should stop. */
 const ASK_EVERY = 5;
-/** How long handlers that were told to stop have for it. */
+/** How long handlers that were told to stop have for it, and then the requests that roll their jobs back. */
 const STOP_WITHIN = 5;
 /** How many jobs are enqueued by one request, and about how many characters. */
 const BATCH = 1000;
@@ -25,6 +25,9 @@ const BATCH_LENGTH = 4 * 1024 * 1024;
 
 const now = () => performance.now() / 1000;
 const duration = (seconds) => `${Math.round(seconds * 1000)}ms`;
+const pathOf = (id) => `/jobs/${encodeURIComponent(id)}`;
+/** Waits for a promise, but only for so many seconds. */
+const waitFor = (promise, seconds) => Promise.race([promise, pause(seconds * 1000, undefined, { ref: false })]);
 const newId = () => Math.floor(Date.now() / 1000).toString(16).padStart(8, '0') + randomBytes(8).toString('hex');
 
 /** The server refuses a request. `status` is that of HTTP, undefined without an answer; `detail` says what is wrong. */
@@ -62,7 +65,7 @@ export class TimedOut extends Error {
 
 const passes = (problem) => problem instanceof Problem && [undefined, 502, 503, 504].includes(problem.status);
 
-/** A client of the server at this URL. A request is repeated for `patience` seconds while the server does not answer. */
+/** A client of the server at this URL. A request is repeated for `patience` seconds from its first failure on, until it is answered. */
 export class Client {
   #base;
   #headers;
@@ -111,7 +114,7 @@ export class Client {
     const until = now() + timeout;
     for (;;) {
       const poll = Math.max(1, Math.min(until - now(), LONGEST_WAIT));
-      const path = `/jobs/${encodeURIComponent(id)}/end?timeout=${duration(poll)}`;
+      const path = `${pathOf(id)}/end?timeout=${duration(poll)}`;
       const [status, end] = await this.call('GET', path, undefined, { within: poll + ANSWER_WITHIN });
       if (status !== 202) {
         if (end.why === 'done') return end.result;
@@ -122,18 +125,18 @@ export class Client {
   }
 
   /** A job with its history. */
-  job(id) {
-    return this.#about(id, 'GET', '');
+  async job(id) {
+    return (await this.call('GET', pathOf(id)))[1];
   }
 
-  /** Cancels a job. This needs the role `operator`, as `retry`. */
+  /** Cancels a job. This needs the role `operator`, and is sent once, as `retry`: after `Unreachable`, look at the job. */
   cancel(id) {
-    return this.#about(id, 'POST', '/cancel');
+    return this.#change(`${pathOf(id)}/cancel`);
   }
 
-  /** Enqueues an archived job again: `new_id` in the answer. */
+  /** Enqueues an archived job again: `new_id` in the answer. After `Unreachable`, `retried_as` of `job(id)` has it, if it was done. */
   retry(id, changes = {}) {
-    return this.#about(id, 'POST', '/retry', changes);
+    return this.#change(`${pathOf(id)}/retry`, changes);
   }
 
   /** Runs jobs of these classes, `slots` at a time, until `stop()`, SIGTERM or SIGINT. */
@@ -157,16 +160,18 @@ export class Client {
     this.#works.forEach((work) => work.stop());
   }
 
-  async #about(id, method, what, body) {
-    return (await this.call(method, `/jobs/${encodeURIComponent(id)}${what}`, body))[1];
+  /** Sent once: if only the answer was lost, the same request would be refused, or retry the job twice. */
+  async #change(path, body) {
+    return (await this.send('POST', path, body))[1];
   }
 
-  /** A request that is repeated while the server does not answer, until this time. Not for applications. */
-  async call(method, path, body, { until = now() + this.#patience, ...options } = {}) {
+  /** A request that is repeated while the server does not answer, until this time or as long as the client has patience. Not for applications. */
+  async call(method, path, body, { until, ...options } = {}) {
     for (;;) {
       try {
         return await this.send(method, path, body, options);
       } catch (problem) {
+        until ??= now() + this.#patience;
         const seconds = problem.retryAfter ?? (problem instanceof Unreachable ? 0.25 : 1);
         if (!passes(problem) || now() + seconds > until) throw problem;
         await pause(seconds * 1000);
@@ -182,7 +187,7 @@ export class Client {
     let response;
     let said;
     try {
-      const signal = AbortSignal.timeout(within * 1000);
+      const signal = AbortSignal.timeout(Math.ceil(within * 1000));
       response = await fetch(this.#base + path, { method, headers, body: text, redirect: 'manual', signal });
       said = await response.text();
     } catch (error) {
@@ -235,8 +240,10 @@ class Work {
     this.#isStopping = true;
     const late = { class: 'worker-stopping', message: 'the client stops, and the handler has not ended in time' };
     const tell = () => this.#running.forEach((reservation) => reservation.tell('worker-stopping'));
+    // Each gives up a second earlier than all of them, so that its warning is logged.
     const rollBack = async () => {
-      await Promise.all([...this.#running].map((reservation) => reservation.end('rollback', late, STOP_WITHIN)));
+      const ends = [...this.#running].map((reservation) => reservation.end('rollback', late, STOP_WITHIN - 1));
+      await waitFor(Promise.all(ends), STOP_WITHIN);
       this.#over();
     };
     this.#timers = [setTimeout(tell, this.#options.grace * 1000), setTimeout(rollBack, (this.#options.grace + STOP_WITHIN) * 1000)];
@@ -292,6 +299,7 @@ class Reservation {
     this.#client = client;
     this.#path = `/work/${reserved.reservation}/`;
     this.#lease = lease;
+    // From the answer, which the server has sent at once: the request may have waited for the job.
     this.#until = now() + lease;
     const line = { ...reserved, id: 0, job: reserved.id, item: reserved.item?.index, items: reserved.item?.of };
     this.job = new Job(line, (field, value) => this.#note(field, JSON.parse(value)));
@@ -303,21 +311,22 @@ class Reservation {
     if (!this.job.cancelled) this.job.stop(why);
   }
 
-  /** Commits the job, or rolls it back, once. */
+  /** Commits the job, or rolls it back, once: until its lease is over, or within so many seconds, half of them for its notes. */
   async end(what, body, within) {
+    const began = now();
     if (this.#hasEnded) return;
     this.#hasEnded = true;
     this.#wake();
-    await (within === undefined ? this.#kept : Promise.race([this.#kept, pause(within * 1000)]));
-    const until = within === undefined ? this.#until : now() + within;
+    await (within === undefined ? this.#kept : waitFor(this.#kept, within / 2));
+    const limits = within === undefined ? { until: this.#until } : { until: began + within, within };
     if (this.#isLost) return this.#drop('its lease is over');
     try {
-      await this.#client.call('POST', this.#path + what, body, { until });
+      await this.#client.call('POST', this.#path + what, body, limits);
     } catch (problem) {
       if (problem.status === 410 || passes(problem)) return this.#drop(problem.message);
       // The work is done: another attempt would do it again.
       const refused = { class: what === 'commit' ? 'result' : 'error', message: `the ${what} is refused: ${problem.message}` };
-      await this.#client.call('POST', `${this.#path}rollback`, { ...refused, give_up: what === 'commit' }, { until }).catch(() => {});
+      await this.#client.call('POST', `${this.#path}rollback`, { ...refused, give_up: what === 'commit' }, limits).catch(() => {});
     }
   }
 
@@ -361,9 +370,11 @@ class Reservation {
   }
 
   async #say(what, body, field) {
+    // The server counts the lease from when it reads the request, which is later.
+    const asked = now();
     try {
       const [, { stop }] = await this.#client.call('POST', this.#path + what, body, { until: this.#until });
-      if (what === 'extend') this.#until = now() + this.#lease;
+      if (what === 'extend') this.#until = asked + this.#lease;
       if (stop) this.tell(stop);
     } catch (problem) {
       if (problem.status === 410 || passes(problem)) {

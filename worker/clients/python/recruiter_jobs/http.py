@@ -7,7 +7,7 @@
     client.work(["resize"], resize)    # until SIGTERM
 
 A request whose connection breaks, or that the server cannot answer for a moment, is repeated: each job has an id, so it is enqueued
-once, and each end of a job is recorded once. A client may be used by several threads.
+once, and each end of a job is recorded once. Only `cancel` and `retry` are sent once. A client may be used by several threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ANSWER_WITHIN = 60.0
 _IDLE = 30.0
 #: The server is asked at least so often whether a job should stop.
 _ASK_EVERY = 5.0
-#: How long handlers that were told to stop have for it.
+#: How long handlers that were told to stop have for it, and then the requests that roll their jobs back.
 _STOP_WITHIN = 5.0
 #: How many jobs are enqueued by one request, and about how many bytes.
 _BATCH = 1_000
@@ -82,7 +82,7 @@ class JobFailed(Exception):
 
 
 class Client:
-    """A client of the server at this URL. A request is repeated for `patience` seconds while the server does not answer."""
+    """A client of the server at this URL. A request is repeated for `patience` seconds from its first failure on, until it is answered."""
 
     def __init__(self, url: str, token: Optional[str] = None, patience: float = 10.0) -> None:
         parts = urlsplit(url)
@@ -132,7 +132,7 @@ class Client:
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             poll = max(1.0, min(until - time.monotonic(), _LONGEST_WAIT))
-            path = f"/jobs/{quote(id, safe='')}/end?timeout={_duration(poll)}"
+            path = f"{_path_of(id)}/end?timeout={_duration(poll)}"
             status, end = self._call("GET", path, within=poll + _ANSWER_WITHIN)
             if status != 202:
                 if end["why"] == "done":
@@ -143,15 +143,16 @@ class Client:
 
     def job(self, id: str) -> Dict[str, Any]:
         """A job with its history."""
-        return self._about(id, "GET", "")
+        job: Dict[str, Any] = self._call("GET", _path_of(id))[1]
+        return job
 
     def cancel(self, id: str) -> Dict[str, Any]:
-        """Cancels a job. This needs the role `operator`, as `retry`."""
-        return self._about(id, "POST", "/cancel")
+        """Cancels a job. This needs the role `operator`, and is sent once, as `retry`: after `Unreachable`, look at the job."""
+        return self._change(f"{_path_of(id)}/cancel")
 
     def retry(self, id: str, **changes: Any) -> Dict[str, Any]:
-        """Enqueues an archived job again: `new_id` in the answer."""
-        return self._about(id, "POST", "/retry", changes)
+        """Enqueues an archived job again: `new_id` in the answer. After `Unreachable`, `retried_as` of `job(id)` has it, if it was done."""
+        return self._change(f"{_path_of(id)}/retry", changes)
 
     def work(
         self,
@@ -186,21 +187,22 @@ class Client:
         for work in list(self._works):
             work.stop()
 
-    def _about(self, id: str, method: str, what: str, body: Any = None) -> Dict[str, Any]:
-        answer: Dict[str, Any] = self._call(method, f"/jobs/{quote(id, safe='')}{what}", body)[1]
-        return answer
+    def _change(self, path: str, body: Any = None) -> Dict[str, Any]:
+        """Sent once: if only the answer was lost, the same request would be refused, or retry the job twice."""
+        changed: Dict[str, Any] = self._send("POST", path, body)[1]
+        return changed
 
     def _enqueue_batch(self, batch: List[str], done: int) -> int:
         self._call("POST", "/jobs/lines", "\n".join(batch), lines_before=done)
         return done + len(batch)
 
     def _call(self, method: str, path: str, body: Any = None, until: Optional[float] = None, **options: Any) -> Tuple[int, Any]:
-        """A request that is repeated while the server does not answer, until this time."""
-        until = time.monotonic() + self._patience if until is None else until
+        """A request that is repeated while the server does not answer, until this time or as long as the client has patience."""
         while True:
             try:
                 return self._send(method, path, body, **options)
             except Problem as problem:
+                until = time.monotonic() + self._patience if until is None else until
                 pause = problem.retry_after or (0.25 if problem.status is None else 1.0)
                 if not problem._passes or time.monotonic() + pause > until:
                     raise
@@ -280,12 +282,21 @@ class _Work:
                 for reservation in list(self._running):
                     reservation.tell("worker-stopping")
             if time.monotonic() >= over + _STOP_WITHIN:
-                late = {"class": "worker-stopping", "message": "the client stops, and the handler has not ended in time"}
-                for reservation in list(self._running):
-                    reservation.end("rollback", late, within=_STOP_WITHIN)
+                self._roll_back()
                 break
         if self._error is not None:
             raise self._error
+
+    def _roll_back(self) -> None:
+        """Rolls back all jobs that are running, at the same time. Each gives up a second earlier than all of them, so that its warning is logged."""
+        late = {"class": "worker-stopping", "message": "the client stops, and the handler has not ended in time"}
+        args = ("rollback", late, _STOP_WITHIN - 1.0)
+        ends = [threading.Thread(target=reservation.end, args=args, daemon=True) for reservation in list(self._running)]
+        until = time.monotonic() + _STOP_WITHIN
+        for end in ends:
+            end.start()
+        for end in ends:
+            end.join(max(0.0, until - time.monotonic()))
 
     def _slot(self) -> None:
         try:
@@ -335,6 +346,7 @@ class _Reservation:
         self._job: str = reserved["id"]
         self._path = f"/work/{reserved['reservation']}/"
         self._lease = lease
+        # From the answer, which the server has sent at once: the request may have waited for the job.
         self._until = time.monotonic() + lease
         self._changed = threading.Condition()
         self._notes: Dict[str, Dict[str, Any]] = {}
@@ -363,25 +375,26 @@ class _Reservation:
         self._why = self._why or why
 
     def end(self, what: str, body: Dict[str, Any], within: Optional[float] = None) -> None:
-        """Commits the job, or rolls it back, once."""
+        """Commits the job, or rolls it back, once: until its lease is over, or within so many seconds, half of them for its notes."""
+        began = time.monotonic()
         with self._changed:
             if self._has_ended:
                 return
             self._has_ended = True
             self._changed.notify()
-        self._keeper.join(within)
-        until = self._until if within is None else time.monotonic() + within
+        self._keeper.join(None if within is None else within / 2)
+        limits = {"until": self._until} if within is None else {"until": began + within, "within": within}
         if self._is_lost:
             return self._drop("its lease is over")
         try:
-            self._client._call("POST", self._path + what, body, until)
+            self._client._call("POST", self._path + what, body, **limits)
         except Problem as problem:
             if problem.status == 410 or problem._passes:
                 return self._drop(str(problem))
             # The work is done: another attempt would do it again.
             refused = {"class": "result" if what == "commit" else "error", "message": f"the {what} is refused: {_text(problem)}"}
             with contextlib.suppress(Problem):
-                self._client._call("POST", self._path + "rollback", {**refused, "give_up": what == "commit"}, until)
+                self._client._call("POST", self._path + "rollback", {**refused, "give_up": what == "commit"}, **limits)
 
     def _drop(self, why: str) -> None:
         _log.warning("job %s is no longer this client's, and its end is dropped: %s", self._job, why)
@@ -405,6 +418,8 @@ class _Reservation:
                 due = time.monotonic() + every
 
     def _say(self, what: str, body: Dict[str, Any], field: str = "lease") -> None:
+        # The server counts the lease from when it reads the request, which is later.
+        asked = time.monotonic()
         try:
             stop = self._client._call("POST", self._path + what, body, self._until)[1].get("stop")
         except Problem as problem:
@@ -416,7 +431,7 @@ class _Reservation:
                 self.write(0, "log", _encode(f"ignored `{field}`: {_text(problem.detail)}"))
             return
         if what == "extend":
-            self._until = time.monotonic() + self._lease
+            self._until = asked + self._lease
         if stop is not None:
             self.tell(stop)
 
@@ -444,6 +459,10 @@ def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, former in before.items():
             signal.signal(number, former or signal.SIG_DFL)
+
+
+def _path_of(id: str) -> str:
+    return f"/jobs/{quote(id, safe='')}"
 
 
 def _new_id() -> str:
