@@ -264,7 +264,14 @@ impl Ledger {
     /// # Panics
     /// When the environment names no writable directory.
     pub fn of_this_process() -> Self {
-        let directory = PathBuf::from(std::env::var_os(LEDGER).expect("the environment names a ledger"));
+        Self::within(&PathBuf::from(std::env::var_os(LEDGER).expect("the environment names a ledger")))
+    }
+
+    /// Opens this process's file in a directory.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn within(directory: &Path) -> Self {
         let file = fs::OpenOptions::new().create(true).append(true).open(directory.join(std::process::id().to_string()));
         Self(Mutex::new(file.expect("the ledger can be written")))
     }
@@ -279,7 +286,15 @@ impl Ledger {
             event,
             at_ms: monotonic_ms(),
         };
-        let text = serde_json::to_string(&line).expect("a line is made of texts and numbers") + "\n";
+        self.append(&line);
+    }
+
+    /// Records a line.
+    ///
+    /// # Panics
+    /// When the file cannot be written.
+    pub fn append(&self, line: &Line) {
+        let text = serde_json::to_string(line).expect("a line is made of texts and numbers") + "\n";
         let mut file = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         file.write_all(text.as_bytes()).expect("the ledger can be written");
     }

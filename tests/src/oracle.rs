@@ -29,6 +29,9 @@ use crate::{
     wait::{SOON, wait_until},
 };
 
+/// The error class of a job whose client has not ended it within its lease.
+const CLIENT_VANISHED: &str = "client-vanished";
+
 /// The policy of a job, as far as the oracle needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -266,8 +269,8 @@ fn judge(job: &Document, policy: Policy, lines: &[&Line], findings: &mut Finding
             wrong.push("I3: the history does not tell what happened");
         }
     }
-    // Two executions may overlap only if the worker of the earlier one was declared dead.
-    for pair in history.windows(2).filter(|pair| !crashed(pair[0])) {
+    // Two executions may overlap only if the worker or the client of the earlier one was declared dead.
+    for pair in history.windows(2).filter(|pair| !crashed(pair[0]) && class(pair[0]) != Some(CLIENT_VANISHED)) {
         let ended = of(pair[0]).iter().filter(|line| line.event != Event::Begin).map(|line| line.at_ms).max();
         let begun = of(pair[1]).iter().map(|line| line.at_ms).min();
         if ended.zip(begun).is_some_and(|(ended, begun)| begun < ended) {
@@ -298,6 +301,8 @@ fn agree(class: Option<&str>, crashed: bool, events: &[Event]) -> bool {
         _ if crashed => matches!(events, [] | [Begin] | [Begin, Done | Failed | Stopped]),
         None => events == [Begin, Done],
         Some("not-yet") => events == [Begin, Failed],
+        // A client may have had the job or not, and may have ended it too late.
+        Some(CLIENT_VANISHED) => matches!(events, [] | [Begin] | [Begin, Done]),
         // Asked to stop before its execution began, or while it ran, or interrupted. A failure of one that ignores the request counts as
         // the same.
         Some(failure::INTERRUPTED | failure::CANCELLED) => matches!(events, [] | [Begin] | [Begin, Stopped | Failed]),

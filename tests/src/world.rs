@@ -19,7 +19,7 @@ use tempfile::TempDir;
 use crate::{
     constraints::Finished,
     faults::{FAULT, Fault, NOTES},
-    ledger::{self, Event, LEDGER, Line},
+    ledger::{self, Event, LEDGER, Ledger, Line},
     local,
     mongo::TestDatabase,
     oracle::{self, Asked, Findings, Policy, Watch},
@@ -294,6 +294,11 @@ impl World {
 
     fn ledger_directory(&self) -> PathBuf {
         self.directory.path().join("ledger")
+    }
+
+    /// The ledger of this process, which executes jobs itself.
+    pub fn own_ledger(&self) -> Ledger {
+        Ledger::within(&self.ledger_directory())
     }
 
     /// The ledger that the jobs have written.

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test it says where it failed")]
 
 mod ahead;
+mod clients;
 mod poison;
 mod stops;
 mod who_is_dead;
