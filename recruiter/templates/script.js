@@ -66,16 +66,16 @@ const follow = (path, open) => {
   document.addEventListener("visibilitychange", change);
   change();
 };
-// After events, at most once per second; and when a connection begins, since something may have happened before.
+// After events, at most once per second; and after the begin of a connection: its events begin up to a second later.
 if (live) {
-  let begun = false, waits = false;
+  let waits = false;
   const soon = () => {
     if (waits) return;
     waits = true;
     setTimeout(async () => { waits = false; await renew(); }, 1000);
   };
   follow(live, (source) => {
-    source.onopen = () => { if (begun) soon(); begun = true; };
+    source.onopen = () => setTimeout(soon, 1000);
     source.onmessage = soon;
     source.addEventListener("missed", soon);
     source.onerror = () => { if (source.readyState === EventSource.CLOSED) outdated.hidden = false; };

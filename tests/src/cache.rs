@@ -2,7 +2,7 @@
 //! user's cache, beside the embedded mongod.
 
 use std::{
-    fs,
+    env, fs,
     io::Write as _,
     path::{Path, PathBuf},
     process::Command,
@@ -28,6 +28,12 @@ pub fn installed(name: &str, fill: impl FnOnce(&Path)) -> PathBuf {
         assert!(directory.exists(), "{} cannot be put in its place: {error}", directory.display());
     }
     directory
+}
+
+/// The path of a program on `PATH`.
+pub fn on_path(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path).map(|directory| directory.join(program)).find(|file| file.is_file())
 }
 
 /// Unpacks one Python package without its dependencies. A requirement is a package, its version, and the checksums of

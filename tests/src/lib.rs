@@ -25,10 +25,12 @@
 //! - [`mongosh`]: the real shell, to show that the documents are readable in it
 //! - [`machine`]: a systemd of its own, where units and packages are installed
 //! - [`previous`]: the programs of the previous release
+//! - [`browser`]: Chromium, and what axe finds in a page
 //! - [`cache`]: what is downloaded or built once
 //!
 //! Everything here panics with a reason when it cannot do its work: a test that did not run has not passed.
 
+pub mod browser;
 pub mod cache;
 pub mod clocks;
 pub mod constraints;

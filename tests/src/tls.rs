@@ -71,7 +71,7 @@ impl Authority {
 
     /// The certificate of the authority with its key, which no server should use as its own.
     pub fn own(&self) -> String {
-        self.issuer.pem() + &self.issuer.key().serialize_pem()
+        self.issuer.pem() + self.issuer.key().serialize_pem().as_str()
     }
 
     /// Signs a certificate with `CN=name,OU=unit`, for these hosts, that is valid until this year. The certificate and its key.

@@ -601,6 +601,6 @@ impl World {
         let ended = |ended: &Ended| format!("--- {:?}, {}:\n{}\n", ended.role, ended.status, ended.log);
         let log = |member: &Member| format!("--- {:?} {}:\n{}\n", member.role, member.process.pid(), member.process.stderr());
         let before = self.ended.lock().unwrap_or_else(PoisonError::into_inner).iter().map(ended).collect::<String>();
-        before + &self.members.iter().filter(|member| member.ended.is_none()).map(log).collect::<String>()
+        before + self.members.iter().filter(|member| member.ended.is_none()).map(log).collect::<String>().as_str()
     }
 }

@@ -35,7 +35,7 @@ async fn lanes_are_named_once_while_jobs_wait_in_them() {
     setting.start(WorkerId::new(), [jobs[4]]).await;
     let lanes = async |most| {
         let lanes = timeout(SOON, setting.store.first_lanes(["a".into(), "b".into()], most)).await.expect("there is an end to them");
-        lanes.unwrap().into_iter().map(|lane| lane.group + &lane.class).collect::<Vec<_>>()
+        lanes.unwrap().into_iter().map(|lane| lane.group + lane.class.as_str()).collect::<Vec<_>>()
     };
     assert_eq!(lanes(9).await, ["ax", "ay", "bx"]);
     assert_eq!(lanes(2).await, ["ax", "ay"]);

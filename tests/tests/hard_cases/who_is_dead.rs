@@ -131,7 +131,7 @@ async fn no_worker_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     }
     wait(&world, "all is done", async || world.unfinished().await == 0).await;
     assert_eq!(roster(&world).await.iter().map(|worker| worker.get_object_id("_id").unwrap()).collect::<BTreeSet<_>>().len(), 3);
-    assert!(!(world.logs() + &cleaner.stderr()).contains("a worker is dead"), "{}", world.logs());
+    assert!(!(world.logs() + cleaner.stderr().as_str()).contains("a worker is dead"), "{}", world.logs());
 
     // Who really dies in a container is found by its silence; the other one, with the same hostname and the same pid, lives on.
     world.members[worker].process.terminate();
@@ -148,7 +148,7 @@ async fn no_worker_is_gone_for_a_cleaner_that_cannot_see_its_process() {
     wait(&world, "the dead one has left", async || roster(&world).await.len() == 1).await;
     let recovery = killed.elapsed();
     // Both cleaners may have seen it, and one of them retires it.
-    let said = world.logs() + &cleaner.stderr();
+    let said = world.logs() + cleaner.stderr().as_str();
     let dead: Vec<&str> = said.lines().filter_map(|line| line.split_once("a worker is dead: retiring it ")).map(|(_, who)| who).collect();
     assert!(dead.len() == 1 && dead[0].ends_with("its heartbeat did not change\""), "{dead:?}\n{said}");
     stop(&mut containers[1]).await;

@@ -6,6 +6,7 @@ mod agenda;
 mod backlog;
 mod bad_input;
 mod bench;
+mod browser;
 mod builtins;
 mod bundles;
 mod cleaner;

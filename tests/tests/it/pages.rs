@@ -39,7 +39,7 @@ fn is_harmless(page: &str) {
     }
 }
 
-fn archived(more: Document) -> Document {
+pub(super) fn archived(more: Document) -> Document {
     let now = bson::DateTime::from_millis(bson::DateTime::now().timestamp_millis() - 60_000);
     let mut job = doc! {
         "_id": ObjectId::new(), "workable": { "class": "c", "parameters": { "a": 1 } }, "locked": false, "group": "g", "priority": 5,
@@ -285,7 +285,7 @@ fn person(name: &str, role: &str, password: &str) -> String {
     String::from_utf8(said.stdout).unwrap()
 }
 
-fn people() -> NamedTempFile {
+pub(super) fn people() -> NamedTempFile {
     let file = NamedTempFile::new().unwrap();
     let text = [person("ada lovelace", "operator", "difference engine"), person("bob", "viewer", "only to read")].concat();
     assert!(text.contains("$argon2id$") && !text.contains("engine"), "{text}");

@@ -24,7 +24,7 @@ async fn does_a_job(uri: &str, secrets: &[String]) {
     client.wait_for_end(job, SOON).await.unwrap();
     for process in &mut all {
         process.stop().await;
-        let log = process.stdout() + &process.stderr();
+        let log = process.stdout() + process.stderr().as_str();
         assert!(!secrets.iter().any(|secret| log.contains(secret.as_str())), "{log}");
     }
     let doctor = run("recruiter", &["doctor", "--json"], &[("MONGODB_URI", uri), ("RECRUITER_CONNECT_TIMEOUT", "1m")]);
@@ -97,7 +97,7 @@ fn are_named(faults: &[Fault<'_>], secrets: &[String]) {
         // If it waits, it says so in the log before the end.
         let times = if *code == 69 { 2 } else { 1 };
         assert_eq!(said.err.matches(says).count(), times, "{name} {options}: {}", said.err);
-        let output = said.out + &said.err;
+        let output = said.out + said.err.as_str();
         assert!(!secrets.iter().any(|secret| output.contains(secret.as_str())), "{name} {options}: {output}");
     };
     std::thread::scope(|scope| {
