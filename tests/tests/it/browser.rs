@@ -110,11 +110,12 @@ impl Shop {
 /// Jobs that ended within the last hour: more and fewer of them, some late, some failed.
 fn past() -> Vec<Document> {
     let (now, host) = (DateTime::now().timestamp_millis(), gethostname().unwrap().into_string().unwrap());
-    let minutes = (1..59_i64).flat_map(|minute| (0..10 + minute * 7 % 9 + 8 * i64::from(minute % 20 > 11)).map(move |at| (minute, at)));
+    let minutes =
+        (1..59_i64).rev().flat_map(|minute| (0..10 + minute * 7 % 9 + 8 * i64::from(minute % 20 > 11)).map(move |at| (minute, at)));
     let job = |(number, (minute, at)): (i64, (i64, i64))| {
         let ended = now - minute * 60_000 + at * 1_900;
         let started = ended - 30 - number * 13 % 900;
-        let due = started - 4 - number * 37 % 45 - if number % 31 == 0 { 180 } else { 0 };
+        let due = started - 4 - number * 37 % 45 - if (21..27).contains(&minute) { number * 7 % 160 } else { 0 };
         let [due, started, ended] = [due, started, ended].map(DateTime::from_millis);
         let (group, class) = GROUPS[usize::try_from(number * 5 % 7 % 4).unwrap()];
         let mut execution = doc! { "scheduled_at": due, "started_at": started, "ended_at": ended, "hostname": &host, "pid": 4_120_i64 };

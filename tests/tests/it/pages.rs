@@ -547,6 +547,7 @@ async fn many_jobs_are_changed_after_their_number_was_shown() {
     assert!(asked.contains("2 deleted"), "{asked}");
     assert_eq!(send(&api, &form(&asked), "", &[("csrf", &csrf)]).await.0, 303);
     assert_eq!(database.count("archived", doc! {}).await, 4);
+    assert!(api.read("/jobs/many/delete").await.1.contains("Choose a job first."));
     let (_, asked) = api.read(&format!("/jobs/many/cancel?id={waiting}&id=65a1b2c3d4e5f60718293a4b")).await;
     assert_eq!(send(&api, &form(&asked), "", &[("csrf", &csrf)]).await.0, 303);
     let noted = database.only("audit", doc! { "action": "jobs.cancel" }).await;

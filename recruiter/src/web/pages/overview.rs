@@ -175,7 +175,7 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
         ("Due later", sum(|group| group.later), Some("/jobs?state=postponed".into())),
         ("Running", read.total.running.to_string(), Some("/jobs?state=running".into())),
         ("Done per second", format!("{:.2}", read.total.done_per_second), None),
-        ("Failed, last minute", read.total.failed.to_string(), Some(failed_lately)),
+        ("Failed, 1 min", read.total.failed.to_string(), Some(failed_lately)),
         ("Latency p50", milliseconds(p50), None),
         ("Latency p99", milliseconds(p99), None),
         (

@@ -44,6 +44,9 @@ pub(in super::super) async fn ask(
     given: Parameters,
 ) -> Answer {
     let act = JobAct::of_word(&word)?;
+    if given.pairs().next().is_none() {
+        return Err(Problem::bad("Choose a job first."));
+    }
     // Their ids have the second in which jobs that wait were enqueued.
     let asked = web.store.now().duration_trunc(TimeDelta::seconds(1)).map_err(Problem::bad)? + TimeDelta::seconds(1);
     let text = asked.to_rfc3339_opts(SecondsFormat::Secs, true);
@@ -52,7 +55,8 @@ pub(in super::super) async fn ask(
     let many = Many::of(given, &wanted.change, asked)?.before(asked);
     let report = change_many(&web, actor, many, wanted, true, Some(LOOK_LIMIT)).await?;
     let matched = at_least(report.matched(), report.is_stopped);
-    let mut question = Question::new(visitor, "/jobs", act.word(), &format!("{matched} jobs"), path);
+    let mut question =
+        Question::new(visitor, "/jobs", act.word(), &if matched == "1" { "1 job".into() } else { format!("{matched} jobs") }, path);
     question.would = format!("Of the jobs that match now: {}.", outcomes(&report));
     question.is_dangerous = act != JobAct::Retry;
     question.asked()
