@@ -1,16 +1,5 @@
 // What the pages do besides HTML. Each of them works without this, except that of events.
 "use strict";
-// `/` goes to the filter.
-document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select");
-  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  const filter = document.querySelector("details.filter");
-  const field = filter && filter.querySelector("input:not([type=hidden])");
-  if (!field) return;
-  event.preventDefault();
-  filter.open = true;
-  field.focus();
-});
 // A form is sent once. The page may come back from the browser's history.
 document.addEventListener("submit", (event) => {
   if (event.target.method !== "post") return;
@@ -24,63 +13,76 @@ document.addEventListener("formdata", (event) => {
   if (event.target.method !== "get") return;
   for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
 });
-// Reads the page again while somebody looks at it. Of one that is being used, a notice says that it has changed.
+// Reads the page again while somebody looks at it, and not while something is selected or pressed.
 const outdated = document.querySelector("[data-outdated]");
 const { again, live } = document.querySelector("main").dataset;
 const isSeen = () => document.visibilityState === "visible";
-const isUsed = (main) => !document.getSelection().isCollapsed || main.querySelector("input:checked") || main.contains(document.activeElement?.closest("input, textarea, select, button"));
-const nameOf = (element) => element.getAttribute("href") ?? element.getAttribute("aria-label") ?? element.textContent;
+const isUsed = (main) => !document.getSelection().isCollapsed || main.matches(":active");
+const nameOf = (element) => [element.tagName, element.closest("[data-key]")?.dataset.key, element.getAttribute("href"), element.getAttribute("aria-label")].join();
 // What is open, scrolled and focused stays so.
 const replace = (main, next) => {
-  const states = [["details", "open"], [".scroll", "scrollLeft"], ["pre", "scrollTop"]];
-  const kept = states.map(([selector, state]) => [...main.querySelectorAll(selector)].map((element) => element[state]));
-  const focused = main.contains(document.activeElement) && document.activeElement !== main && document.activeElement;
+  const kept = new Map();
+  for (const element of main.querySelectorAll("details, .scroll, pre")) {
+    const { open, scrollLeft, scrollTop } = element;
+    kept.set(nameOf(element), { open, scrollLeft, scrollTop });
+  }
+  const focused = main.contains(document.activeElement) && document.activeElement;
   main.replaceWith(document.adoptNode(next));
-  states.forEach(([selector, state], at) => next.querySelectorAll(selector).forEach((element, index) => { element[state] = kept[at][index] ?? element[state]; }));
-  if (focused) [...next.querySelectorAll(focused.tagName)].find((element) => nameOf(element) === nameOf(focused))?.focus({ preventScroll: true });
+  for (const element of next.querySelectorAll("details, .scroll, pre")) Object.assign(element, kept.get(nameOf(element)));
+  const wanted = focused === main ? next : focused && [...next.querySelectorAll(focused.tagName)].find((element) => nameOf(element) === nameOf(focused));
+  if (wanted) wanted.focus({ preventScroll: true });
 };
-let due = false, reading = false;
+const say = (isOutdated) => {
+  if (isOutdated === outdated.hasChildNodes()) return;
+  const link = Object.assign(document.createElement("a"), { href: "", textContent: "Load it again" });
+  outdated.replaceChildren(...(isOutdated ? ["This page is not up to date. ", link] : []));
+};
+let due = false, waits = false, reading = false, isCut = false, source = null;
+// In a second, or after so many.
+const soon = (seconds = 1) => {
+  due = true;
+  if (waits || reading || !isSeen()) return;
+  waits = true;
+  setTimeout(() => { waits = false; renew(); }, seconds * 1000);
+};
 const renew = async () => {
   const main = document.querySelector("main");
-  due = true;
-  if (reading || !isSeen()) return;
-  if (isUsed(main)) { outdated.hidden = Boolean(again); return; }
+  if (!isSeen()) return;
+  if (isUsed(main)) { say(true); soon(); return; }
+  let pause = 1;
   [due, reading] = [false, true];
   try {
     const answer = await fetch(location.href, { redirect: "error", signal: AbortSignal.timeout(30_000) });
-    const next = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
-    if (next && !isUsed(main)) replace(main, next); else due = true;
-  } catch { due = true; }
+    const next = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
+    if (!answer.ok || !next) throw new Error(answer.statusText);
+    if (isUsed(main)) due = true;
+    else replace(main, next);
+    if (live && !next.dataset.live) unfollow();
+  } catch { [due, pause] = [true, 5]; }
   reading = false;
-  outdated.hidden = !due;
+  say(due || isCut);
+  if (due) soon(pause);
 };
 // Every so many seconds.
-if (again) setInterval(renew, again * 1000);
-// Events of a path while the page is seen: a browser has few connections, which hidden pages would keep.
-const follow = (path, open) => {
-  let source = null;
-  const change = () => {
-    if (isSeen() && !source) source = open(new EventSource(path));
-    if (!isSeen() && source) { source.close(); source = null; }
-  };
-  document.addEventListener("visibilitychange", change);
-  change();
+if (again) setInterval(soon, again * 1000);
+// After events, while the page is seen: a browser has few connections, which hidden pages would keep.
+const follow = () => {
+  if (!isSeen()) { source?.close(); source = null; return; }
+  if (source) return;
+  source = new EventSource(live);
+  // Events begin up to a second later.
+  source.onopen = () => { isCut = false; setTimeout(soon, 1000); };
+  source.onmessage = () => soon();
+  source.addEventListener("missed", () => soon());
+  source.onerror = (event) => { if (event.target.readyState === EventSource.CLOSED) { isCut = true; say(true); } };
 };
-// After events, at most once per second; and after the begin of a connection: its events begin up to a second later.
+const unfollow = () => {
+  document.removeEventListener("visibilitychange", follow);
+  source?.close();
+};
 if (live) {
-  let waits = false;
-  const soon = () => {
-    if (waits) return;
-    waits = true;
-    setTimeout(async () => { waits = false; await renew(); }, 1000);
-  };
-  follow(live, (source) => {
-    source.onopen = () => setTimeout(soon, 1000);
-    source.onmessage = soon;
-    source.addEventListener("missed", soon);
-    source.onerror = () => { if (source.readyState === EventSource.CLOSED) outdated.hidden = false; };
-    return source;
-  });
+  document.addEventListener("visibilitychange", follow);
+  follow();
 }
 // A list of events grows at its begin, and can be held.
 const tail = document.querySelector("[data-tail]");
@@ -102,14 +104,13 @@ if (tail) {
     hold.setAttribute("aria-pressed", String(!isHeld()));
     if (!isHeld()) held.splice(0).forEach(show);
   };
-  follow(tail.dataset.tail, (source) => {
-    source.onopen = () => { state.textContent = "Connected: events appear here as they happen."; };
-    source.onerror = () => { state.textContent = source.readyState === EventSource.CLOSED ? "Not connected. Load the page again." : "Not connected; trying again."; };
-    source.addEventListener("missed", (event) => add("", "missed", null, `${JSON.parse(event.data).missed ?? "An unknown number of"} events were missed.`));
-    source.onmessage = (event) => {
-      const { topic, at, job, ...details } = JSON.parse(event.data);
-      add(at?.$date ?? "", topic, job?.$oid, JSON.stringify(details));
-    };
-    return source;
-  });
+  // Also of a hidden page: a connection that is opened again behind an event begins there, a new one does not.
+  const events = new EventSource(tail.dataset.tail);
+  events.onopen = () => { state.textContent = "Connected: events appear here as they happen."; };
+  events.onerror = () => { state.textContent = events.readyState === EventSource.CLOSED ? "Not connected. Load the page again." : "Not connected; trying again."; };
+  events.addEventListener("missed", (event) => add("", "missed", null, `${JSON.parse(event.data).missed ?? "An unknown number of"} events were missed.`));
+  events.onmessage = (event) => {
+    const { topic, at, job, ...details } = JSON.parse(event.data);
+    add(at?.$date ?? "", topic, job?.$oid, JSON.stringify(details));
+  };
 }

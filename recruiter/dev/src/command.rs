@@ -1,10 +1,6 @@
 //! `recruiter dev`: a MongoDB, a recruiter, a cleaner, workers and the web pages on this machine, for development and for trials.
 
-use std::{
-    io::Write,
-    net::{Ipv4Addr, TcpListener},
-    path::PathBuf,
-};
+use std::{io::Write, path::PathBuf};
 
 use anyhow::Context as _;
 use bson::doc;
@@ -21,9 +17,6 @@ use super::{
 };
 use recruiter::cli::{output::Format, view::document_line};
 
-/// The usual port of the pages.
-const WEB_PORT: u16 = 7420;
-
 /// The arguments of `dev`.
 #[derive(Args, Clone, Debug)]
 pub struct DevArgs {
@@ -36,7 +29,9 @@ pub struct DevArgs {
     /// Port of MongoDB on 127.0.0.1 [default: the port of the last run if it is free, otherwise another one]
     #[arg(long, env = "RECRUITER_DEV_PORT", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Port of the web pages and the HTTP API on 127.0.0.1, for everyone on this machine; 0 for none [default: 7420, or a free one]
+    /// Port of the web pages and the HTTP API on 127.0.0.1; 0 for none [default: 7420, or a free one]
+    ///
+    /// Everyone on this machine may change everything there.
     #[arg(long, env = "RECRUITER_DEV_WEB_PORT", value_name = "PORT")]
     web_port: Option<u16>,
     /// Number of worker processes; 0 if you start your own
@@ -67,7 +62,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
             .join("recruiter/dev"),
     };
     let config = args.worker_config.into_iter().flat_map(|file| ["--config".into(), file.into_os_string(), "--log-stderr".into()]);
-    let web = web_port(args.web_port);
+    let web = if args.web_port == Some(0) { None } else { Some(args.web_port.unwrap_or_default()) };
     let plan = Plan {
         programs,
         web,
@@ -83,7 +78,7 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
         started = Installation::start(args.mongod, options, plan) => started?,
         () = shutdown.requested() => return Ok(()),
     };
-    let uri = installation.uri();
+    let (uri, web) = (installation.uri(), installation.fleet.web());
     if args.format.json {
         document_line(out, doc! { "uri": uri, "web": web.map(address) })?;
     } else {
@@ -101,19 +96,14 @@ pub async fn run(args: DevArgs, log: &LogArgs, mut shutdown: Shutdown, out: &mut
     tended
 }
 
-/// The given port, or else the usual one, or a free one. `None` for 0.
-fn web_port(given: Option<u16>) -> Option<u16> {
-    let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| listener.local_addr()).ok();
-    let port = given.or_else(|| free(WEB_PORT).or_else(|| free(0)).map(|at| at.port()));
-    port.filter(|port| *port != 0)
-}
-
 fn address(port: u16) -> String {
     format!("http://127.0.0.1:{port}/")
 }
 
 fn introduction(uri: &str, web: Option<u16>, data_dir: &str) -> String {
-    let pages = web.map(|port| format!("\nWhat they do is seen at {}\n", address(port))).unwrap_or_default();
+    let pages = web
+        .map(|port| format!("\nWeb pages: {} (everyone on this machine may change everything there)\n", address(port)))
+        .unwrap_or_default();
     format!(
         "
 MongoDB and Recruiter run at {uri} until you press Ctrl-C.{pages}

@@ -10,6 +10,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io::{self, Write},
+    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant as Monotonic},
@@ -26,12 +27,15 @@ use recruiter_common::{
 };
 
 use tempfile::TempDir;
+use tokio::net::TcpStream;
 
 use super::{
     embedded::{EmbeddedError, EmbeddedMongo, Options, find_or_fetch},
     watchdog::{Watched, how},
 };
 
+/// The usual port of the pages.
+const WEB_PORT: u16 = 7420;
 /// How often the processes are checked.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Maximum duration of a start. It includes the time until the lease of a killed recruiter expires.
@@ -106,7 +110,7 @@ impl Programs {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) programs: Programs,
-    /// Port on 127.0.0.1 of the pages and the HTTP API, where everyone is an operator; none without it.
+    /// Port on 127.0.0.1 of the pages and the HTTP API, where everyone is an operator: 0 is the usual one, or a free one. `None`: without.
     pub(crate) web: Option<u16>,
     /// Number of workers.
     pub(crate) workers: u32,
@@ -150,6 +154,13 @@ impl Plan {
     }
 }
 
+/// This port, or for 0 the usual one, or a free one.
+fn free_port(given: u16) -> anyhow::Result<u16> {
+    let free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).and_then(|listener| listener.local_addr());
+    let found = if given == 0 { free(WEB_PORT).or_else(|_| free(0)) } else { free(given) };
+    Ok(found.with_context(|| format!("the port {given} cannot be used for the web pages: give another one with --web-port"))?.port())
+}
+
 /// One process of the fleet.
 #[derive(Debug)]
 struct Member {
@@ -169,8 +180,9 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts a recruiter, a cleaner and the workers of the plan, with the MongoDB at `uri`.
-    pub(crate) fn start(plan: Plan, uri: String) -> anyhow::Result<Self> {
+    /// Starts a recruiter, a cleaner, the pages and the workers of the plan, with the MongoDB at `uri`.
+    pub(crate) fn start(mut plan: Plan, uri: String) -> anyhow::Result<Self> {
+        plan.web = plan.web.map(free_port).transpose()?;
         let workers = plan.workers;
         let runtime = tempfile::tempdir().context("cannot create a temporary directory")?;
         let mut fleet = Self { plan, uri, runtime, members: Vec::new() };
@@ -194,9 +206,7 @@ impl Fleet {
     pub(crate) async fn ready(&mut self, store: &Store) -> anyhow::Result<()> {
         let begun = Monotonic::now();
         while let Some(missing) = self.not_ready(store).await? {
-            // The pages may wait for their port.
-            let mut needed = self.members.iter_mut().filter(|member| member.role != Role::Web);
-            if let Some((role, status)) = needed.find_map(|member| Some((member.role, member.process.exit()?))) {
+            if let Some((role, status)) = self.members.iter_mut().find_map(|member| Some((member.role, member.process.exit()?))) {
                 anyhow::bail!("{} {} before it was ready; see its log for the cause", role.program(), how(status));
             }
             anyhow::ensure!(
@@ -210,8 +220,18 @@ impl Fleet {
         Ok(())
     }
 
-    /// The role of the first process that is not ready, according to the documents in the database.
+    /// The port of the pages.
+    pub(crate) fn web(&self) -> Option<u16> {
+        self.plan.web
+    }
+
+    /// The role of the first process that is not ready, according to the documents in the database, or to its port.
     async fn not_ready(&self, store: &Store) -> Result<Option<Role>, StoreError> {
+        if let Some(port) = self.plan.web
+            && TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err()
+        {
+            return Ok(Some(Role::Web));
+        }
         let pids = |role: Role| self.members.iter().filter(move |member| member.role == role).map(|member| member.process.pid());
         let lease = store.observe_lease().await?.filter(|lease| !lease.released);
         let Some(lease) = lease.filter(|lease| pids(Role::Recruiter).any(|pid| lease.holder_at.ends_with(&format!(":{pid}")))) else {
@@ -252,7 +272,7 @@ impl Fleet {
         self.members.iter_mut().filter(|member| member.role == Role::Worker).map(|member| &mut member.process)
     }
 
-    /// Ends all processes cleanly: first the workers, then the cleaner, last the recruiter.
+    /// Ends all processes cleanly: first the pages and the workers, then the cleaner, last the recruiter.
     pub(crate) async fn stop(&mut self) {
         for role in Role::ALL {
             let mut leaving: Vec<&mut Watched> =

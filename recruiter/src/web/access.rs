@@ -114,7 +114,7 @@ impl fmt::Display for Caller {
 #[derive(Clone, Debug)]
 pub(super) struct Until {
     ended: CancellationToken,
-    left: Duration,
+    pub(super) left: Duration,
 }
 
 impl Until {
@@ -122,7 +122,7 @@ impl Until {
         Self { ended, left }
     }
 
-    /// Returns then.
+    /// Waits for the end of the session.
     pub(super) async fn reached(self) {
         tokio::select! {
             () = self.ended.cancelled() => {}

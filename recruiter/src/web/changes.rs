@@ -104,13 +104,13 @@ impl NewContent {
 pub(super) struct NewValues {
     /// The new priority, from 0 to 9, higher first.
     #[schema(value_type = Option<u8>)]
-    priority: Option<Priority>,
+    pub(super) priority: Option<Priority>,
     /// The new group.
-    group: Option<String>,
+    pub(super) group: Option<String>,
     /// The new instant at which it is due, for example `2030-01-31T18:00:00Z`.
-    scheduled_at: Option<String>,
+    pub(super) scheduled_at: Option<String>,
     /// In place of `scheduled_at`: the delay from now on, for example `1h 30m`.
-    after: Option<String>,
+    pub(super) after: Option<String>,
 }
 
 impl NewValues {

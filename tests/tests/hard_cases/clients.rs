@@ -51,6 +51,8 @@ struct Clients<'a> {
     server: Mutex<Arc<Api>>,
     begun: AtomicUsize,
     struck: AtomicUsize,
+    /// How often a client did each of these.
+    done: [AtomicUsize; CONDUCTS.len()],
 }
 
 impl Clients<'_> {
@@ -67,7 +69,8 @@ impl Clients<'_> {
     /// One client: until no job is left.
     async fn work(&self) {
         while self.world.unfinished().await > 0 {
-            let conduct = CONDUCTS[self.begun.fetch_add(1, Ordering::Relaxed) % CONDUCTS.len()];
+            let number = self.begun.fetch_add(1, Ordering::Relaxed) % CONDUCTS.len();
+            let conduct = CONDUCTS[number];
             let lease = if matches!(conduct, Conduct::Vanish | Conduct::Freeze) { "1s" } else { "60s" };
             let server = self.server();
             let wanted = json!({ "classes": ["entry"], "wait": "1s", "lease": lease });
@@ -75,6 +78,7 @@ impl Clients<'_> {
                 Some((200, answer)) => {
                     for reserved in answer["jobs"].as_array().into_iter().flatten() {
                         self.execute(&server, reserved, conduct).await;
+                        self.done[number].fetch_add(1, Ordering::Relaxed);
                     }
                 }
                 Some(_) | None => pause(Duration::from_millis(100)).await,
@@ -146,9 +150,10 @@ async fn clients_that_vanish_freeze_and_repeat_lose_nothing_and_do_nothing_twice
     world.enqueue_many(jobs / 2, Policy::Again(50), |_| Entry::lasting(0).retry(&again(50))).await;
     let server = Arc::new(Api::serve(&world.database, &["--anonymous", "client"]).await);
     let ledger = world.own_ledger();
-    let clients =
-        Clients { world: &world, ledger, server: Mutex::new(server), begun: AtomicUsize::default(), struck: AtomicUsize::default() };
+    let (begun, struck, done) = Default::default();
+    let clients = Clients { world: &world, ledger, server: Mutex::new(server), begun, struck, done };
     let (_, killed) = tokio::join!(join_all((0..8).map(|_| clients.work())), clients.kill_server(jobs as u64));
+    assert!(clients.done.iter().all(|done| done.load(Ordering::Relaxed) > 0), "{:?}", clients.done);
     let (recovery, struck, server) = (killed.elapsed(), clients.struck.into_inner(), clients.server.into_inner().unwrap());
     let mut server = Arc::into_inner(server).unwrap();
     server.process.terminate();

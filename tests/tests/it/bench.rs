@@ -187,6 +187,15 @@ async fn a_benchmark_that_is_stopped_says_so_and_cleans_up() {
 }
 
 #[tokio::test]
+async fn jobs_are_enqueued_and_done_over_http() {
+    let http = bench(&["http", "-n", "10", "--lines", "1500", "--reserved", "50", "--clients", "3"]).await;
+    assert!(p50(&http["one_by_one"], "over_http_ms") > 0.0 && p50(&http["one_by_one"], "by_library_ms") > 0.0, "{http}");
+    assert!(http["lines"]["over_http_per_second"].as_f64() > Some(0.0), "{http}");
+    assert_eq!((&http["work"]["jobs"], &http["work"]["clients"]), (&50.into(), &3.into()));
+    assert!(p50(&http["work"], "reserved_and_committed_ms") > 0.0, "{http}");
+}
+
+#[tokio::test]
 async fn messages_arrive_and_waits_return() {
     let messages = bench(&["pubsub", "-n", "30", "--batches", "4", "--batch", "10", "--subscribers", "2"]).await;
     assert_eq!((&messages["one_by_one"]["messages"], &messages["in_batches"]["messages"]), (&30.into(), &40.into()));

@@ -78,7 +78,9 @@ impl Shop {
     async fn fill(&self) {
         self.database.raw("archived").insert_many(past()).bypass_document_validation(true).await.unwrap();
         self.store.limits().set("smtp", Limit::new(Some(20), None)).await.unwrap();
-        self.store.groups().set_weight("mail", Some(3.0)).await.unwrap();
+        for (group, weight) in [("mail", 3.0), ("media", 1.5)] {
+            self.store.groups().set_weight(group, Some(weight)).await.unwrap();
+        }
         self.store.pauses().pause(&Paused::Line("customer 17".into()), "bob", Some("asked to wait")).await.unwrap();
         let nightly = Schedule::cron("0 3 * * *", "Europe/Berlin").unwrap();
         let nightly = nightly.job(NewJob::of_class("build-report", doc! { "kind": "sales" }).in_group("reports"));

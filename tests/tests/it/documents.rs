@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     sync::LazyLock,
 };
@@ -21,6 +21,7 @@ use super::tidy::{root, sources};
 fn documents() -> BTreeMap<PathBuf, String> {
     let pages = fs::read_dir(root().join("docs")).unwrap().map(|page| PathBuf::from("docs").join(page.unwrap().file_name()));
     let found: BTreeMap<PathBuf, String> = pages
+        .filter(|path| path != Path::new("docs/images"))
         .chain(["README.md".into(), "CHANGELOG.md".into()])
         .map(|path| (path.clone(), fs::read_to_string(root().join(path)).unwrap()))
         .collect();

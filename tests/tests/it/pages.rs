@@ -7,7 +7,7 @@ use std::{
 };
 
 use bson::{Bson, Document, doc, oid::ObjectId};
-use recruiter_common::{Graph, Limit, NewJob, limits::Paused, schedules::Schedule, shutdown::pause, store::RedactionRule};
+use recruiter_common::{Graph, Limit, NewJob, control::Change, limits::Paused, schedules::Schedule, shutdown::pause, store::RedactionRule};
 use recruiter_tests::{
     factory::insert_unvalidated,
     fail_points::FailPoint,
@@ -168,6 +168,8 @@ async fn nothing_of_an_address_becomes_html_or_a_filter_of_its_own() {
         ("/jobs?state=running&why=done".into(), 400),
         (format!("/jobs?class={}", "x".repeat(20_000)), 200),
         ("/groups/why".into(), 400),
+        ("/limits/of".into(), 400),
+        (format!("/limits/of?name={hostile}"), 200),
         ("/?period=1y".into(), 400),
         ("/pauses/pause".into(), 403),
         ("/pauses/pause?what=group:g".into(), 403),
@@ -254,7 +256,10 @@ async fn the_whole_is_seen_on_the_overview_and_in_tables() {
     expect("/groups", &["busy", "2.5", "stopped", "paused by ada", "holidays"]).await;
     expect("/groups/why?group=stopped", &["paused", "<td class=\"number\"><bdi>1</bdi></td>"]).await;
     expect("/workers", &["available", "all groups", "noop"]).await;
-    expect("/limits", &["printer", "group:stopped", "holidays"]).await;
+    expect("/limits", &["printer", "/limits/of?name=printer", "group:stopped", "holidays"]).await;
+    let printing = NewJob::of_class("sleep", doc! { "ms": 600_000 }).limit("printer").enqueue(&store).await.unwrap().id;
+    expect("/limits/of?name=printer", &["at most 3 at a time", &format!("href=\"/jobs/{printing}\"")]).await;
+    assert!(store.control(false).change(&Change::Cancel, &[printing]).await.is_ok());
     expect("/schedules", &["There are no schedules."]).await;
     system.stop().await;
 }
@@ -269,7 +274,7 @@ async fn mongodb_that_is_away_is_said_on_a_page() {
         let answered = api.page(Method::GET, path).send().await.unwrap();
         assert_eq!((answered.status().as_u16(), &answered.headers()[header::RETRY_AFTER]), (503, &"1".parse().unwrap()), "{path}");
         let page = answered.text().await.unwrap();
-        assert!(page.contains("MongoDB does not answer") && page.contains("role=\"alert\""), "{page}");
+        assert!(page.contains("Not available now") && page.contains("role=\"alert\""), "{page}");
     }
     drop(fault);
     wait_until(SOON, "it answers again", async || api.read("/jobs").await.0 == 200).await;
@@ -310,6 +315,11 @@ async fn log_in(api: &Api, name: &str, password: &str) -> String {
     let (status, _, cookie) = send(api, "/login", "", &[("name", name), ("password", password), ("to", "/")]).await;
     assert_eq!(status, 303);
     cookie.split(';').next().unwrap().to_owned()
+}
+
+/// Where the form of a page goes.
+fn form(page: &str) -> String {
+    page.split("action=\"").nth(1).unwrap().split('"').next().unwrap().replace("&#38;", "&").replace("&amp;", "&")
 }
 
 /// What a form of a page has.
@@ -520,6 +530,44 @@ async fn a_retried_job_may_get_other_parameters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn jobs_that_wait_get_other_values() {
+    let (database, store) = prepared().await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(NewJob::of_class("c", doc! {}).in_group("a").after(SOON).enqueue(&store).await.unwrap().id);
+    }
+    let ended = archived(doc! {});
+    let ended_id = ended.get_object_id("_id").unwrap();
+    database.raw("archived").insert_one(ended).bypass_document_validation(true).await.unwrap();
+    let api = Api::serve(&database, &["--anonymous", "operator"]).await;
+    let path = format!("/jobs/{}/change", ids[0]);
+    assert!(links(&api.read(&format!("/jobs/{}", ids[0])).await.1, &path).next().is_some());
+    let (_, asked) = api.read(&path).await;
+    assert!(asked.contains("would be changed") && asked.contains("name=\"group\" value=\"a\""), "{asked}");
+    let csrf = csrf(&api, &path, "").await;
+    for (field, value) in [("group", "a"), ("priority", "10"), ("due", "noon"), ("due", "9999-12-31T23:59:59Z and more")] {
+        let (status, ..) = send(&api, &path, "", &[("csrf", &csrf), (field, value)]).await;
+        assert!([400, 422].contains(&status), "{field} {value}: {status}");
+    }
+    let values = [("csrf", &*csrf), ("group", "b"), ("priority", "9"), ("due", "2030-01-31T18:00:00Z")];
+    assert_eq!(send(&api, &path, "", &values).await.0, 303);
+    // What the form had is not changed again.
+    let values = [("csrf", &*csrf), ("group", "b"), ("priority", "9"), ("due", "90m")];
+    assert_eq!(send(&api, &path, "", &values).await.0, 303);
+    let job = database.only("scheduled", doc! { "_id": ids[0] }).await;
+    assert_eq!((job.get_str("group").unwrap(), job.get_i32("priority").unwrap()), ("b", 9));
+    let noted = database.all("audit", doc! { "outcome.outcome": "changed" }).await;
+    let noted: Vec<Vec<&String>> = noted.iter().map(|entry| entry.get_document("target").unwrap().keys().collect()).collect();
+    assert_eq!(noted, [vec!["job", "priority", "group", "scheduled_at"], vec!["job", "scheduled_at"]]);
+    let (_, asked) = api.read(&format!("/jobs/many/change?id={}&id={}&id={ended_id}", ids[1], ids[2])).await;
+    assert!(asked.contains("2 changed") && asked.contains("1 refused"), "{asked}");
+    assert_eq!(send(&api, &form(&asked), "", &[("csrf", &csrf)]).await.0, 422, "nothing is to be changed");
+    assert_eq!(send(&api, &form(&asked), "", &[("csrf", &csrf), ("priority", "7")]).await.0, 303);
+    assert_eq!(database.count("scheduled", doc! { "priority": 7, "group": "a" }).await, 2);
+    assert_eq!(api.read(&format!("/jobs/{ended_id}/change")).await.0, 409);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_jobs_are_changed_after_their_number_was_shown() {
     let (database, store) = prepared().await;
     let all: Vec<Document> = (0..5).map(|n| archived(doc! { "group": if n < 3 { "a&b" } else { "other" } })).collect();
@@ -532,8 +580,6 @@ async fn many_jobs_are_changed_after_their_number_was_shown() {
     let (_, asked) = api.read(&path).await;
     assert!(asked.contains("Retry: 3 jobs?") && asked.contains("3 enqueued-again"), "{asked}");
     let csrf = csrf(&api, &path, "").await;
-    let form =
-        |asked: &str| asked.split("action=\"").nth(1).unwrap().split('"').next().unwrap().replace("&#38;", "&").replace("&amp;", "&");
     assert_eq!((database.count("scheduled", doc! {}).await, database.count("audit", doc! {}).await), (1, 0), "it is only asked");
     let later = bson::DateTime::parse_rfc3339_str("2100-01-01T00:00:00Z").unwrap();
     let newer = archived(doc! { "group": "a&b", "last_execution": { "started_at": later, "ended_at": later } });
@@ -654,7 +700,8 @@ async fn a_page_gets_the_events_of_its_job_from_this_program_only_for_who_may_re
     // A stream ends with the session of its reader.
     let csrf = csrf(&api, "/jobs", &bob).await;
     assert_eq!(send(&api, "/logout", &bob, &[("csrf", &csrf)]).await.0, 303);
-    while stream.next().await.is_some() {}
+    let ended = tokio::time::timeout(SOON, async { while stream.next().await.is_some() {} }).await;
+    assert!(ended.is_ok(), "it goes on");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -167,7 +167,10 @@ export class Client {
 
   /** A request that is repeated while the server does not answer, until this time or as long as the client has patience. Not for applications. */
   async call(method, path, body, { until, ...options } = {}) {
+    const isBounded = until !== undefined;
     for (;;) {
+      // An answer that does not come leaves time for further requests.
+      if (isBounded) options.within = Math.min(ANSWER_WITHIN, Math.max(1, (until - now()) / 3));
       try {
         return await this.send(method, path, body, options);
       } catch (problem) {
@@ -292,6 +295,8 @@ class Reservation {
   #notes = new Map();
   #isLost = false;
   #hasEnded = false;
+  #ended;
+  #isOver = false;
   #wake = () => {};
   #kept;
 
@@ -314,19 +319,30 @@ class Reservation {
   /** Commits the job, or rolls it back, once: until its lease is over, or within so many seconds, half of them for its notes. */
   async end(what, body, within) {
     const began = now();
-    if (this.#hasEnded) return;
+    if (this.#hasEnded) {
+      await (within === undefined ? this.#ended : waitFor(this.#ended, within));
+      if (!this.#isOver) this.#drop('no answer has come in time');
+      return;
+    }
     this.#hasEnded = true;
     this.#wake();
-    await (within === undefined ? this.#kept : waitFor(this.#kept, within / 2));
-    const limits = within === undefined ? { until: this.#until } : { until: began + within, within };
+    this.#ended = (async () => {
+      await (within === undefined ? this.#kept : waitFor(this.#kept, within / 2));
+      await this.#sendEnd(what, body, within === undefined ? this.#until : began + within);
+      this.#isOver = true;
+    })();
+    await this.#ended;
+  }
+
+  async #sendEnd(what, body, until) {
     if (this.#isLost) return this.#drop('its lease is over');
     try {
-      await this.#client.call('POST', this.#path + what, body, limits);
+      await this.#client.call('POST', this.#path + what, body, { until });
     } catch (problem) {
       if (problem.status === 410 || passes(problem)) return this.#drop(problem.message);
       // The work is done: another attempt would do it again.
       const refused = { class: what === 'commit' ? 'result' : 'error', message: `the ${what} is refused: ${problem.message}` };
-      await this.#client.call('POST', `${this.#path}rollback`, { ...refused, give_up: what === 'commit' }, limits).catch(() => {});
+      await this.#client.call('POST', `${this.#path}rollback`, { ...refused, give_up: what === 'commit' }, { until }).catch(() => {});
     }
   }
 

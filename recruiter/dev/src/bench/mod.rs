@@ -7,6 +7,7 @@ mod fleets;
 mod footprint;
 mod graphs;
 mod herd;
+mod http;
 mod limit;
 mod observer;
 mod ordinary;
@@ -137,6 +138,11 @@ enum What {
     /// is repeated, and all are in order.
     #[command(name = "pubsub")]
     PubSub(pubsub::PubSub),
+    /// Measure the HTTP API: enqueueing beside the library, lines in one request, and jobs that clients reserve and commit
+    ///
+    /// Over HTTP and by the library, jobs are enqueued in turn. Each client has a connection of its own, and one job at a time. The jobs do
+    /// nothing and run at most once. --workers and --concurrency are ignored.
+    Http(http::Http),
     /// Measure the raw database operations alone: the upper limit of throughput
     Limit(limit::Limit),
 }
@@ -160,6 +166,7 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::Memory(what) => what.measure(&stage, setting).await,
         What::Wait(what) => what.measure(&stage, setting).await,
         What::PubSub(what) => what.measure(&stage, setting).await,
+        What::Http(what) => what.measure(&stage, setting).await,
         What::Limit(what) => what.measure(&stage, setting).await,
     };
     // Also after an error.

@@ -148,9 +148,18 @@ impl Stage {
 
     /// Like [`fleet`](Self::fleet), with further arguments for each worker.
     pub(super) async fn fleet_with(&self, setting: &Setting, worker_arguments: &[&str]) -> anyhow::Result<Fleet> {
+        self.started(setting, worker_arguments, None).await
+    }
+
+    /// Like [`fleet`](Self::fleet), with the HTTP API at this port.
+    pub(super) async fn fleet_with_web(&self, setting: &Setting, port: u16) -> anyhow::Result<Fleet> {
+        self.started(setting, &[], Some(port)).await
+    }
+
+    async fn started(&self, setting: &Setting, worker_arguments: &[&str], web: Option<u16>) -> anyhow::Result<Fleet> {
         let arguments = ["--builtins".into(), format!("--concurrency={}", setting.concurrency).into()];
         let plan = Plan {
-            web: None,
+            web,
             programs: Programs::find()?,
             workers: 0,
             recruiter_arguments: Vec::new(),

@@ -17,7 +17,7 @@ use crate::views::tone::Tone;
 pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
     let store = web.store.clone();
-    let findings: Arc<Vec<Finding>> = web.kept.findings.get(async move { Ok(store.findings().await) }).await?;
+    let findings: Arc<Vec<Finding>> = web.kept.findings.get(&web.tasks, async move { Ok(store.findings().await) }).await?;
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| Reverse(finding.state));
     let row = |finding: &Finding| {

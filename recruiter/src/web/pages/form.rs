@@ -26,7 +26,12 @@ pub(super) struct Fields(Vec<(String, String)>);
 impl Fields {
     /// The text of a field, empty if it is not there.
     pub(super) fn text(&self, name: &str) -> &str {
-        self.0.iter().find(|(field, _)| field == name).map_or("", |(_, text)| text)
+        self.given(name).unwrap_or_default()
+    }
+
+    /// The text of a field.
+    pub(super) fn given(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(field, _)| field == name).map(|(_, text)| &**text)
     }
 }
 

@@ -80,6 +80,7 @@ pub(super) fn page(content: &impl Template) -> Answer {
 struct FailedPage {
     frame: Frame,
     detail: String,
+    is_bad: bool,
     may_pass: bool,
 }
 
@@ -89,16 +90,18 @@ pub(super) async fn problem_page(mut response: Response) -> Response {
     let status = response.status();
     let title = match status {
         StatusCode::NOT_FOUND => "Not found",
-        StatusCode::SERVICE_UNAVAILABLE => "MongoDB does not answer",
+        StatusCode::ACCEPTED => "The change goes on",
+        StatusCode::SERVICE_UNAVAILABLE => "Not available now",
         StatusCode::FORBIDDEN => "Not allowed",
         StatusCode::TOO_MANY_REQUESTS => "Too many requests",
         _ if status.is_server_error() => "Something is wrong here",
         _ => "This request cannot be answered",
     };
-    let (detail, may_pass) = (printable(&problem.into_detail(), LONGEST_DETAIL), response.headers().contains_key(RETRY_AFTER));
+    let (detail, may_pass) =
+        (printable(&problem.into_detail(), LONGEST_DETAIL), response.headers().get(RETRY_AFTER).is_some_and(|after| after == "1"));
     let visitor = response.extensions_mut().remove::<Visitor>();
     let frame = visitor.map_or_else(|| Frame::outside("", title), |visitor| Frame::new(visitor, "", title));
-    let told = FailedPage { frame, detail, may_pass };
+    let told = FailedPage { frame, detail, is_bad: status != StatusCode::ACCEPTED, may_pass };
     let body = told.render().unwrap_or_else(|_| title.into());
     *response.body_mut() = body.into();
     response.headers_mut().insert(CONTENT_TYPE, HTML);

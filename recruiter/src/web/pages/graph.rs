@@ -22,6 +22,8 @@ use crate::views::{graph::unknown, tone::Tone};
 const DRAWN: usize = 200;
 /// The most jobs in the table.
 const LISTED: usize = 500;
+/// The most parents of a job that the table names.
+const PARENTS: usize = 20;
 /// Size of a job and the space around it, in the units of the drawing.
 const WIDTH: usize = 150;
 const HEIGHT: usize = 34;
@@ -51,7 +53,9 @@ struct Row {
     group: String,
     word: &'static str,
     tone: &'static str,
+    /// Some of those that it waits for.
     waits_for: Vec<JobId>,
+    more_parents: usize,
     more: String,
 }
 
@@ -119,7 +123,8 @@ impl Row {
             group: printable(&job.group, 80),
             word: job.state.word(),
             tone: Tone::of_stage(Some(job.state)).word(),
-            waits_for: job.waits_for.iter().map(|edge| edge.job).collect(),
+            waits_for: job.waits_for.iter().map(|edge| edge.job).take(PARENTS).collect(),
+            more_parents: job.waits_for.len().saturating_sub(PARENTS),
             more: more.join("; "),
         }
     }

@@ -153,8 +153,9 @@ fn described(frame: Frame, job: &Job, why: Option<Why>, now: Instant) -> JobPage
         acts: match stage {
             _ if !is_operator => Vec::new(),
             Stage::Done | Stage::Failed | Stage::Cancelled => vec![("Retry", "retry"), ("Delete", "delete")],
-            Stage::Waits | Stage::Running | Stage::Cancelling => vec![("Cancel", "cancel")],
-            Stage::Postponed | Stage::Queued => vec![("Retry now", "retry"), ("Cancel", "cancel")],
+            Stage::Running | Stage::Cancelling => vec![("Cancel", "cancel")],
+            Stage::Waits => vec![("Change", "change"), ("Cancel", "cancel")],
+            Stage::Postponed | Stage::Queued => vec![("Retry now", "retry"), ("Change", "change"), ("Cancel", "cancel")],
         },
     }
 }

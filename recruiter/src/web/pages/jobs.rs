@@ -91,7 +91,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let filter = given.rest::<FilterArgs>()?.at(now);
     filter.check().map_err(Problem::bad)?;
     let store = web.store.clone();
-    let numbers = web.kept.numbers.get(async move {
+    let numbers = web.kept.numbers.get(&web.tasks, async move {
         let (running, archived) = tokio::try_join!(store.running(), store.archived_count())?;
         Ok((running.values().sum(), archived))
     });
@@ -135,12 +135,12 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
 
 /// What can be done with jobs in this state: the word, and the last part of the path.
 fn acts(state: &str) -> Vec<(&'static str, &'static str)> {
-    let (retry, cancel, delete) = (("Retry", "retry"), ("Cancel", "cancel"), ("Delete", "delete"));
+    let [retry, change, cancel, delete] = [("Retry", "retry"), ("Change", "change"), ("Cancel", "cancel"), ("Delete", "delete")];
     match state {
         "failed" | "archived" => vec![retry, delete],
         "done" | "cancelled" => vec![delete],
         "running" => vec![cancel],
-        "" => vec![retry, cancel, delete],
-        _ => vec![retry, cancel],
+        "" => vec![retry, change, cancel, delete],
+        _ => vec![retry, change, cancel],
     }
 }

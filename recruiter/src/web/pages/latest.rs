@@ -7,6 +7,7 @@ use std::{
 
 use axum::http::StatusCode;
 use tokio::sync::Mutex;
+use tokio_util::task::TaskTracker;
 
 use super::super::problem::Problem;
 
@@ -32,12 +33,16 @@ impl<T> Default for Latest<T> {
 
 impl<T: Send + Sync + 'static> Latest<T> {
     /// The latest reading, if it is new enough, or the next one. It goes on to its end, also if its reader has gone.
-    pub(super) async fn get(&self, read: impl Future<Output = Result<T, Problem>> + Send + 'static) -> Result<Arc<T>, Problem> {
+    pub(super) async fn get(
+        &self,
+        tasks: &TaskTracker,
+        read: impl Future<Output = Result<T, Problem>> + Send + 'static,
+    ) -> Result<Arc<T>, Problem> {
         let mut taken = self.0.clone().lock_owned().await;
         if let Some(taken) = taken.as_ref().filter(|taken| taken.until > Instant::now()) {
             return taken.read.clone();
         }
-        let reading = tokio::spawn(async move {
+        let reading = tasks.spawn(async move {
             let begun = Instant::now();
             let read = read.await.map(Arc::new);
             let pause = if read.is_ok() { (begun.elapsed() * RARER).max(AT_MOST_EVERY) } else { AT_MOST_EVERY };
@@ -62,21 +67,22 @@ mod tests {
         for _ in 0..100 {
             let readings = readings.clone();
             let read = async move { Ok(readings.fetch_add(1, Ordering::Relaxed)) };
-            assert_eq!(*latest.get(read).await.unwrap(), 0);
+            assert_eq!(*latest.get(&TaskTracker::new(), read).await.unwrap(), 0);
         }
         let failing = Latest::<()>::default();
         for expected in ["first", "second"] {
             let read = async move { Err(Problem::bad(expected)) };
-            assert_eq!(failing.get(read).await.unwrap_err().into_detail(), "first");
+            assert_eq!(failing.get(&TaskTracker::new(), read).await.unwrap_err().into_detail(), "first");
         }
     }
 
     #[tokio::test]
     async fn a_reader_that_goes_does_not_make_the_next_one_read_again() {
         let (latest, (go, gone)) = (Latest::default(), oneshot::channel());
-        let impatient = tokio::time::timeout(Duration::ZERO, latest.get(async move { gone.await.map_err(Problem::bad) })).await;
+        let impatient =
+            tokio::time::timeout(Duration::ZERO, latest.get(&TaskTracker::new(), async move { gone.await.map_err(Problem::bad) })).await;
         assert!(impatient.is_err());
         go.send(1).unwrap();
-        assert_eq!(*latest.get(async { Ok(2) }).await.unwrap(), 1);
+        assert_eq!(*latest.get(&TaskTracker::new(), async { Ok(2) }).await.unwrap(), 1);
     }
 }

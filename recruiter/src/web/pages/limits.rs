@@ -2,23 +2,25 @@
 
 use axum::{Extension, extract::State};
 use recruiter_common::{
+    flags::name_of_text,
+    ids::JobId,
     instant::Instant,
     limits::{Pause, Paused},
-    store::{group_of_resource, paused_by},
+    store::{PermitHolder, group_of_resource, paused_by},
     text::printable,
 };
 
 use super::{
-    super::{Shared, requests::Parameters},
+    super::{Shared, problem::Problem, requests::Parameters},
     frame::{Answer, Frame},
     groups::not_valid,
     live::live,
     table::{Cell, Table, Tables},
     visitor::Visitor,
-    words::link,
+    words::{at_least, link},
 };
 use crate::views::{
-    limits::{LINES, ListedLimit, pauses},
+    limits::{COUNTED, HOLDERS, LINES, ListedLimit, ShownLimit, described, pauses},
     or_dash,
     tone::Tone,
 };
@@ -35,7 +37,8 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         let is_full = capacity.is_some_and(|capacity| in_use >= usize::try_from(capacity).unwrap_or(usize::MAX));
         let used = if is_full { Cell::state("full", Tone::Warning) } else { Cell::state("free", Tone::Plain) };
         let numbers = [or_dash(capacity), in_use.to_string(), or_dash(rate), or_dash(most_waiting)];
-        [Cell::text(printable(&name, 120)), used].into_iter().chain(numbers.map(Cell::number)).collect()
+        let named = Cell::text(printable(&name, 120)).to(link("/limits/of", [("name", &*name)]));
+        [named, used].into_iter().chain(numbers.map(Cell::number)).collect()
     };
     let limits = Table {
         id: "limits",
@@ -66,6 +69,35 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let notices = of_resources.map(|name| not_valid(name)).collect();
     let (frame, live) = (Frame::new(visitor, "/limits", "Limits and lines"), live(["limit.*", "pause.*"]));
     Tables { notices, live, ..Tables::new(frame, vec![limits, pauses, lines]) }.shown()
+}
+
+/// Shows who holds the permits of a limit, and how many jobs wait for it.
+pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, mut given: Parameters) -> Answer {
+    let name = given.take("name", name_of_text)?.ok_or_else(|| Problem::bad("The address names no limit."))?;
+    given.end()?;
+    let ShownLimit { limit, most_waiting, holders, waiting, .. } = ShownLimit::read(&web.store, &name).await?;
+    let at_most = or_dash(limit.map(described).filter(|limit| !limit.is_empty()));
+    let waiting = or_dash(waiting.map(|jobs| at_least(jobs, jobs >= COUNTED)));
+    let numbers = Table {
+        id: "limit",
+        title: printable(&name, 256),
+        none: "",
+        columns: &["Limit", "#Waiting", "#Most waiting"],
+        rows: vec![vec![Cell::text(at_most), Cell::number(waiting), Cell::number(or_dash(most_waiting))]],
+    };
+    let row = |holder: &PermitHolder, job: &JobId| {
+        let permits = printable(&holder.permits.join(", "), 400);
+        vec![Cell::text(job).to(format!("/jobs/{job}")), Cell::text(holder.worker), Cell::text(permits)]
+    };
+    let running = Table {
+        id: "holders",
+        title: "Jobs that use it".into(),
+        none: "No job uses it.",
+        columns: &["Job", "Worker", "Permits of the worker"],
+        rows: holders.iter().flat_map(|holder| holder.jobs.iter().map(move |job| row(holder, job))).take(HOLDERS).collect(),
+    };
+    let (frame, live) = (Frame::new(visitor, "/limits", "Limit"), live(["limit.*", "pause.*"]));
+    Tables { live, ..Tables::new(frame, vec![numbers, running]) }.shown()
 }
 
 fn row(paused: &Paused, pause: &Pause, now: Instant, is_operator: bool) -> Vec<Cell> {

@@ -99,6 +99,7 @@ pub(super) fn router(web: &Arc<Web>) -> Router<Arc<Web>> {
         .route("/groups/why", get(groups::why))
         .route("/workers", get(workers::list))
         .route("/limits", get(limits::list))
+        .route("/limits/of", get(limits::show))
         .route("/schedules", get(schedules::list))
         .route("/graphs/{id}", get(graph::show))
         .route("/events", get(events::show))

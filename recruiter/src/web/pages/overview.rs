@@ -63,7 +63,7 @@ impl Overview {
     /// The shared reading.
     pub(super) async fn of(web: &Web) -> Result<Arc<Self>, Problem> {
         let store = web.store.clone();
-        web.kept.overview.get(async move { Ok(Self::read(&store).await?) }).await
+        web.kept.overview.get(&web.tasks, async move { Ok(Self::read(&store).await?) }).await
     }
 
     async fn read(store: &Store) -> Result<Self, StoreError> {
@@ -155,7 +155,7 @@ async fn day(web: &Web) -> Result<Arc<Charts>, Problem> {
         let at = store.now();
         Ok(Charts::of(&store.finished(at - DAY).await?, at, DAY))
     };
-    web.kept.day.get(read).await
+    web.kept.day.get(&web.tasks, read).await
 }
 
 /// Shows the overview.

@@ -20,8 +20,9 @@ use super::{
 
 /// A session ends after this time.
 const LIFETIME: Duration = Duration::from_secs(12 * 60 * 60);
-/// Maximum number of sessions. A further one ends the oldest.
+/// Maximum number of sessions, and of those of one person. A further one ends the oldest.
 const MOST: usize = 10_000;
+const OF_PERSON: usize = 100;
 /// The name of the cookie; behind TLS, browsers refuse one of this prefix from other hosts of the domain.
 const COOKIE_NAME: &str = "recruiter_session";
 const SECURE_NAME: &str = "__Host-recruiter_session";
@@ -45,9 +46,13 @@ impl Sessions {
         let [secret, csrf] = [(); 2].map(|()| hex::encode(rand::random::<[u8; 32]>()));
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.retain(|_, session| session.begun.elapsed() < LIFETIME);
-        if sessions.len() >= MOST
-            && let Some(oldest) = sessions.iter().min_by_key(|(_, session)| session.begun).map(|(key, _)| *key)
-        {
+        let of_person = || sessions.iter().filter(|(_, session)| session.person == person);
+        let oldest = if of_person().count() >= OF_PERSON {
+            of_person().min_by_key(|(_, session)| session.begun)
+        } else {
+            sessions.iter().min_by_key(|(_, session)| session.begun).filter(|_| sessions.len() >= MOST)
+        };
+        if let Some(oldest) = oldest.map(|(key, _)| *key) {
             sessions.remove(&oldest);
         }
         let ended = CancellationToken::new().drop_guard();
@@ -129,6 +134,7 @@ mod tests {
         assert!(sessions.of(&headers, false).is_none());
         begun_before(LIFETIME - Duration::from_secs(60));
         let (_, until) = sessions.of(&headers, false).unwrap();
+        assert!(until.left <= Duration::from_secs(60));
         let ended = tokio::spawn(until.reached());
         sessions.end(&headers, false);
         ended.await.unwrap();
@@ -138,8 +144,10 @@ mod tests {
     fn the_oldest_session_makes_room() {
         let sessions = Sessions::default();
         let first = sessions.begin("first".into(), Role::Viewer);
-        let last = (0..MOST).map(|_| sessions.begin("other".into(), Role::Viewer)).last().unwrap();
+        let all: Vec<String> = (0..=OF_PERSON).map(|_| sessions.begin("often".into(), Role::Viewer)).collect();
         let is_known = |secret: &str| sessions.of(&with(&format!("{COOKIE_NAME}={secret}")), false).is_some();
+        assert!(is_known(&first) && !is_known(&all[0]) && is_known(&all[1]), "nobody logs others out by logging in");
+        let last = (0..MOST).map(|number| sessions.begin(number.to_string().into(), Role::Viewer)).last().unwrap();
         assert!(!is_known(&first) && is_known(&last) && sessions.0.lock().unwrap().len() == MOST);
     }
 }

@@ -198,7 +198,11 @@ class Client:
 
     def _call(self, method: str, path: str, body: Any = None, until: Optional[float] = None, **options: Any) -> Tuple[int, Any]:
         """A request that is repeated while the server does not answer, until this time or as long as the client has patience."""
+        is_bounded = until is not None
         while True:
+            if until is not None and is_bounded:
+                # An answer that does not come leaves time for further requests.
+                options["within"] = min(_ANSWER_WITHIN, max(1.0, (until - time.monotonic()) / 3))
             try:
                 return self._send(method, path, body, **options)
             except Problem as problem:
@@ -353,6 +357,7 @@ class _Reservation:
         self._why: Optional[str] = None
         self._is_lost = False
         self._has_ended = False
+        self._is_over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
@@ -378,23 +383,30 @@ class _Reservation:
         """Commits the job, or rolls it back, once: until its lease is over, or within so many seconds, half of them for its notes."""
         began = time.monotonic()
         with self._changed:
-            if self._has_ended:
-                return
-            self._has_ended = True
+            has_ended, self._has_ended = self._has_ended, True
             self._changed.notify()
-        self._keeper.join(None if within is None else within / 2)
-        limits = {"until": self._until} if within is None else {"until": began + within, "within": within}
+        if has_ended:
+            if not self._is_over.wait(within):
+                self._drop("no answer has come in time")
+            return
+        try:
+            self._keeper.join(None if within is None else within / 2)
+            self._send_end(what, body, self._until if within is None else began + within)
+        finally:
+            self._is_over.set()
+
+    def _send_end(self, what: str, body: Dict[str, Any], until: float) -> None:
         if self._is_lost:
             return self._drop("its lease is over")
         try:
-            self._client._call("POST", self._path + what, body, **limits)
+            self._client._call("POST", self._path + what, body, until)
         except Problem as problem:
             if problem.status == 410 or problem._passes:
                 return self._drop(str(problem))
             # The work is done: another attempt would do it again.
             refused = {"class": "result" if what == "commit" else "error", "message": f"the {what} is refused: {_text(problem)}"}
             with contextlib.suppress(Problem):
-                self._client._call("POST", self._path + "rollback", {**refused, "give_up": what == "commit"}, **limits)
+                self._client._call("POST", self._path + "rollback", {**refused, "give_up": what == "commit"}, until)
 
     def _drop(self, why: str) -> None:
         _log.warning("job %s is no longer this client's, and its end is dropped: %s", self._job, why)

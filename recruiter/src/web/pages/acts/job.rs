@@ -1,4 +1,4 @@
-//! Retries, cancels and deletes a job. What is retried may get other parameters.
+//! Retries, changes, cancels and deletes a job. What is retried may get other parameters.
 
 use axum::{
     Extension,
@@ -7,10 +7,12 @@ use axum::{
 };
 use bson::Bson;
 use recruiter_common::{
-    control::{Change, Changed, Refusal, Revision},
+    control::{Alteration, Change, Changed, Refusal, Revision},
     ids::JobId,
+    instant::Instant,
     job::{Job, Priority},
     json,
+    spec::instant_of_text,
     store::REDACTED,
     text::printable,
 };
@@ -21,7 +23,7 @@ use super::{
         super::{
             Shared, Web,
             audit::Actor,
-            changes::{NewContent, Wanted, change, unknown},
+            changes::{NewContent, NewValues, Wanted, change, unknown},
             problem::Problem,
             requests::{Id, Parameters},
         },
@@ -42,6 +44,7 @@ const OTHERS: usize = 8 * 1024;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobAct {
     Retry,
+    Change,
     Cancel,
     Delete,
 }
@@ -50,6 +53,7 @@ impl JobAct {
     pub(super) fn of_word(word: &str) -> Result<Self, Problem> {
         match word {
             "retry" => Ok(Self::Retry),
+            "change" => Ok(Self::Change),
             "cancel" => Ok(Self::Cancel),
             "delete" => Ok(Self::Delete),
             _ => Err(no_such_page()),
@@ -59,17 +63,32 @@ impl JobAct {
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Retry => "Retry",
+            Self::Change => "Change",
             Self::Cancel => "Cancel",
             Self::Delete => "Delete",
         }
     }
 
-    pub(super) fn wanted(self) -> Wanted {
-        Wanted::of(match self {
+    /// What is asked about: new values are not known yet, and which jobs may get some does not depend on them.
+    pub(super) fn asked(self, now: Instant) -> Result<Change, Problem> {
+        Ok(match self {
             Self::Retry => Change::Retry { again: false, with: Box::new(Revision::default()) },
+            Self::Change => Change::Alter(Alteration::new(None, None, Some(now)).map_err(Problem::impossible)?),
             Self::Cancel => Change::Cancel,
             Self::Delete => Change::Delete,
         })
+    }
+
+    /// What is done, with the new values of a form.
+    pub(super) fn wanted(self, fields: &Fields, now: Instant) -> Result<Wanted, Problem> {
+        match self {
+            Self::Change => new_values(fields, "", "")?.wanted(now),
+            Self::Retry | Self::Cancel | Self::Delete => Ok(Wanted::of(self.asked(now)?)),
+        }
+    }
+
+    pub(super) fn is_dangerous(self) -> bool {
+        matches!(self, Self::Cancel | Self::Delete)
     }
 }
 
@@ -89,7 +108,7 @@ pub(in super::super) async fn ask(
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
     given.end()?;
     let mut question = Question::new(visitor, "/jobs", act.word(), &format!("job {id}"), format!("/jobs/{id}/{word}"));
-    let mut changed = would(&web, &act.wanted().change, id).await?;
+    let mut changed = would(&web, &act.asked(web.store.now())?, id).await?;
     if let Changed::Refused(before @ Refusal::RetriedBefore { .. }) = &changed {
         question.would = format!("Attention: {before}. ");
         question.fields.push(Field::hidden("again", "true"));
@@ -100,9 +119,12 @@ pub(in super::super) async fn ask(
     }
     if let Changed::EnqueuedAgain { .. } = &changed {
         question.fields.extend(Content::of(&web, id).await?.fields());
+    } else if act == JobAct::Change {
+        let Content { group, priority, .. } = Content::of(&web, id).await?;
+        question.fields.extend(fields_of_change(group, priority));
     }
     question.would += &format!("The job {}.", message(&changed, true));
-    question.is_dangerous = act != JobAct::Retry;
+    question.is_dangerous = act.is_dangerous();
     question.back = format!("/jobs/{id}");
     question.asked()
 }
@@ -110,11 +132,19 @@ pub(in super::super) async fn ask(
 /// Changes a job.
 pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, sent: Sent) -> Answer {
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
-    let wanted = if act == JobAct::Retry { Content::of(&web, id).await?.wanted(&sent.fields)? } else { act.wanted() };
+    let now = web.store.now();
+    let wanted = match act {
+        JobAct::Retry => Content::of(&web, id).await?.wanted(&sent.fields)?,
+        JobAct::Change => {
+            let Content { group, priority, .. } = Content::of(&web, id).await?;
+            new_values(&sent.fields, &group, &priority)?.wanted(now)?
+        }
+        JobAct::Cancel | JobAct::Delete => act.wanted(&sent.fields, now)?,
+    };
     let to = match (change(&web, actor, id, wanted, false).await?, act) {
         (Changed::EnqueuedAgain { new: Some(new), .. }, _) => format!("/jobs/{new}"),
         (_, JobAct::Delete) => "/jobs".into(),
-        (_, JobAct::Retry | JobAct::Cancel) => format!("/jobs/{id}"),
+        (_, JobAct::Retry | JobAct::Change | JobAct::Cancel) => format!("/jobs/{id}"),
     };
     Ok(Redirect::to(&to).into_response())
 }
@@ -149,31 +179,55 @@ impl Content {
             value: editable(&parameters),
             kind: Kind::Lines("Parameters of the new job"),
         });
-        // One that cannot be seen as it is stays, unless another one is given.
-        let group = Some(self.group).filter(|group| printable(group, 256) == *group).unwrap_or_default();
-        let group = Field { name: "group", value: group, kind: Kind::Text("Group") };
-        let priority = Field { name: "priority", value: self.priority, kind: Kind::Text("Priority, from 0 to 9, higher first") };
-        parameters.into_iter().chain([group, priority])
+        parameters.into_iter().chain(group_and_priority(self.group, self.priority))
     }
 
     /// A retry with what is different in a form.
     fn wanted(&self, fields: &Fields) -> Result<Wanted, Problem> {
-        let changed = |name: &str, before: &str| Some(fields.text(name).trim()).filter(|text| !text.is_empty() && *text != before);
         let mut content = NewContent { again: fields.text("again") == "true", ..NewContent::default() };
         let mut put = Vec::new();
-        if let (Some(before), Some(text)) = (&self.parameters, changed("parameters", "")) {
+        if let (Some(before), Some(text)) = (&self.parameters, fields.given("parameters")) {
             let after: Value = json::parse(text).map_err(|problem| Problem::bad(format!("the parameters: {problem}")))?;
             if !after.is_object() {
                 return Err(Problem::bad("the parameters must be a JSON object"));
             }
             differences(Some(before), Some(after), &mut Vec::new(), &mut put)?;
         }
-        content.group = changed("group", &self.group).map(str::to_owned);
-        let priority = changed("priority", &self.priority);
-        let of_text = |text: &str| text.parse().ok().and_then(Priority::new).ok_or_else(|| Problem::bad("the priority is from 0 to 9"));
-        content.priority = priority.map(of_text).transpose()?;
+        content.group = changed(fields, "group", &self.group).map(str::to_owned);
+        content.priority = new_priority(fields, &self.priority)?;
         content.wanted_with(put)
     }
+}
+
+fn group_and_priority(group: String, priority: String) -> [Field; 2] {
+    // One that cannot be seen as it is stays, unless another one is given.
+    let group = Some(group).filter(|group| printable(group, 256) == *group).unwrap_or_default();
+    let group = Field { name: "group", value: group, kind: Kind::Text("Group") };
+    [group, Field { name: "priority", value: priority, kind: Kind::Text("Priority, from 0 to 9, higher first") }]
+}
+
+/// The fields for new values of waiting jobs, with those that they have.
+pub(super) fn fields_of_change(group: String, priority: String) -> impl Iterator<Item = Field> {
+    let label = "Due, for example 2030-01-31T18:00:00Z, or 90m for an hour and a half from now on";
+    group_and_priority(group, priority).into_iter().chain([Field { name: "due", value: String::new(), kind: Kind::Text(label) }])
+}
+
+/// What a field has, if it is something else than before.
+fn changed<'a>(fields: &'a Fields, name: &str, before: &str) -> Option<&'a str> {
+    Some(fields.text(name).trim()).filter(|text| !text.is_empty() && *text != before)
+}
+
+fn new_priority(fields: &Fields, before: &str) -> Result<Option<Priority>, Problem> {
+    let of_text = |text: &str| text.parse().ok().and_then(Priority::new).ok_or_else(|| Problem::bad("the priority is from 0 to 9"));
+    changed(fields, "priority", before).map(of_text).transpose()
+}
+
+/// The values of a form that are other ones than before.
+fn new_values(fields: &Fields, group: &str, priority: &str) -> Result<NewValues, Problem> {
+    let due = changed(fields, "due", "").map(str::to_owned);
+    let (scheduled_at, after) = if due.as_ref().is_some_and(|due| instant_of_text(due).is_ok()) { (due, None) } else { (None, due) };
+    let (group, priority) = (changed(fields, "group", group).map(str::to_owned), new_priority(fields, priority)?);
+    Ok(NewValues { priority, group, scheduled_at, after })
 }
 
 /// Size of a text in the body of a form, in bytes.
@@ -189,7 +243,9 @@ type Put = (Vec<String>, Option<Bson>);
 fn differences(before: Option<&Value>, after: Option<Value>, path: &mut Vec<String>, found: &mut Vec<Put>) -> Result<(), Problem> {
     match (before, after) {
         (before, after) if before == after.as_ref() => {}
-        (Some(Value::Object(before)), Some(Value::Object(mut after))) if !is_extended(before) && !is_extended(&after) => {
+        (Some(Value::Object(before)), Some(Value::Object(mut after)))
+            if path.is_empty() || !(is_extended(before) || is_extended(&after)) =>
+        {
             let added: Vec<String> = after.keys().filter(|name| !before.contains_key(*name)).cloned().collect();
             for name in before.keys().cloned().chain(added) {
                 let (before, after) = (before.get(&name), after.remove(&name));
@@ -259,8 +315,8 @@ mod tests {
                 ],
             ),
             (
-                json!({ "a": { "x": null }, "b": 7, "f": REDACTED, "g": { "h": REDACTED } }),
-                vec![put("a", bson!({ "x": null })), put("b", bson!(7))],
+                json!({ "$schema": "x", "a": { "x": null }, "b": 7, "f": REDACTED, "g": { "h": REDACTED } }),
+                vec![put("a", bson!({ "x": null })), put("b", bson!(7)), put("$schema", "x".into())],
             ),
         ] {
             assert_eq!(found(&before, after).unwrap(), expected);

@@ -17,7 +17,7 @@ use super::{
         super::{
             Shared,
             audit::Actor,
-            changes::{Many, change_many},
+            changes::{Many, Wanted, change_many},
             problem::Problem,
             requests::Parameters,
         },
@@ -27,7 +27,7 @@ use super::{
         words::{at_least, link},
     },
     Question,
-    job::JobAct,
+    job::{JobAct, fields_of_change},
 };
 
 /// The parameter with the second in which the jobs were counted: what matches only since then is not changed.
@@ -51,23 +51,26 @@ pub(in super::super) async fn ask(
     let asked = web.store.now().duration_trunc(TimeDelta::seconds(1)).map_err(Problem::bad)? + TimeDelta::seconds(1);
     let text = asked.to_rfc3339_opts(SecondsFormat::Secs, true);
     let path = link(&format!("/jobs/many/{word}"), given.pairs().chain([(ASKED, &*text)]));
-    let wanted = act.wanted();
-    let many = Many::of(given, &wanted.change, asked)?.before(asked);
-    let report = change_many(&web, actor, many, wanted, true, Some(LOOK_LIMIT)).await?;
+    let change = act.asked(asked)?;
+    let many = Many::of(given, &change, asked)?.before(asked);
+    let report = change_many(&web, actor, many, Wanted::of(change), true, Some(LOOK_LIMIT)).await?;
     let matched = at_least(report.matched(), report.is_stopped);
     let mut question =
         Question::new(visitor, "/jobs", act.word(), &if matched == "1" { "1 job".into() } else { format!("{matched} jobs") }, path);
     question.would = format!("Of the jobs that match now: {}.", outcomes(&report));
-    question.is_dangerous = act != JobAct::Retry;
+    question.is_dangerous = act.is_dangerous();
+    if act == JobAct::Change {
+        question.fields.extend(fields_of_change(String::new(), String::new()));
+    }
     question.asked()
 }
 
 /// Changes jobs.
-pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path(word): Path<String>, mut given: Parameters, _: Sent) -> Answer {
+pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path(word): Path<String>, mut given: Parameters, sent: Sent) -> Answer {
     let act = JobAct::of_word(&word)?;
     let asked = given.take(ASKED, |text| instant_of_text(text).map_err(|problem| problem.to_string()))?;
     let asked = asked.ok_or_else(|| Problem::bad("The address does not say when the jobs were counted."))?;
-    let wanted = act.wanted();
+    let wanted = act.wanted(&sent.fields, web.store.now())?;
     let many = Many::of(given, &wanted.change, asked)?.before(asked);
     let Ok(report) = timeout(ANSWERED_WITHIN, change_many(&web, actor, many, wanted, false, None)).await else {
         return Err(Problem::new(StatusCode::ACCEPTED, "The change takes longer, and goes on. The audit will say what came out."));

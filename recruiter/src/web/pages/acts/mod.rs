@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `graph` | cancels a graph, or retries what failed |
-//! | `job` | retries, cancels and deletes a job |
+//! | `job` | retries, changes, cancels and deletes a job |
 //! | `jobs` | the same for many |
 //! | `pause` | pauses groups, classes and lines, and resumes them |
 //! | `schedule` | pauses, resumes and runs a schedule |
