@@ -1,7 +1,8 @@
 //! Jobs that clients of this process execute, for servers that speak another protocol: clients take jobs, and say how they have ended.
 //!
-//! A [`Worker`](crate::Worker) that hands out its jobs has as many free slots as clients wait, so it never holds a job for which nobody
-//! waits. Everything else is as for other workers: limits, lines, retries, cancellation, rescue.
+//! A [`Worker`](crate::Worker) that hands out its jobs has as many free slots as clients wait. Everything else is as for other workers:
+//! limits, lines, retries, cancellation, rescue. While clients come back soon, jobs are assigned and locked ahead of them; those that no
+//! client takes within a fraction of a second are returned.
 //!
 //! The contract is that of a queue with reservations, as Keuss (`reserve`, `commit`, `rollback`) and Faktory (`FETCH`, `ACK`, `FAIL`) have it.
 

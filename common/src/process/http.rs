@@ -81,6 +81,10 @@ where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     B: Body<Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
 {
+    // The end of an answer is not kept back until the client has acknowledged its beginning.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, client = %peer.0, "answers may be late");
+    }
     // A write that does not end would keep the connection for ever.
     let read_within = u32::try_from(bounds.read_within.as_millis()).unwrap_or(u32::MAX);
     if let Err(error) = set_tcp_user_timeout(&stream, read_within) {

@@ -191,8 +191,10 @@ async fn jobs_are_enqueued_and_done_over_http() {
     let http = bench(&["http", "-n", "10", "--lines", "1500", "--reserved", "50", "--clients", "3"]).await;
     assert!(p50(&http["one_by_one"], "over_http_ms") > 0.0 && p50(&http["one_by_one"], "by_library_ms") > 0.0, "{http}");
     assert!(http["lines"]["over_http_per_second"].as_f64() > Some(0.0), "{http}");
-    assert_eq!((&http["work"]["jobs"], &http["work"]["clients"]), (&50.into(), &3.into()));
-    assert!(p50(&http["work"], "reserved_and_committed_ms") > 0.0, "{http}");
+    for work in [&http["work"], &http["repeatable_work"]] {
+        assert_eq!((&work["jobs"], &work["clients"]), (&50.into(), &3.into()));
+        assert!(p50(work, "reserved_and_committed_ms") > 0.0, "{http}");
+    }
 }
 
 #[tokio::test]

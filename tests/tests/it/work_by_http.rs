@@ -3,6 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use bson::{Document, doc, oid::ObjectId};
+use futures_util::future::join_all;
 use recruiter_common::{Limit, NewJob, RetryForever, RetryManyTimes, store::Store};
 use recruiter_tests::{
     fail_points::FailPoint,
@@ -271,6 +272,33 @@ async fn limits_hold_and_nothing_is_assigned_without_a_client() {
         }
     }
     assert_eq!(done, ids);
+}
+
+/// While clients come back soon, jobs are ready for them. When they stay away, others get these.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_ahead_of_clients_that_stay_away_go_to_others() {
+    let (database, store, _system, api) = begin().await;
+    let other = Api::serve(&database, &CLIENT).await;
+    let jobs = (0..400).map(|_| job().retry(RetryForever::new(Duration::from_millis(1))));
+    let ids: HashSet<String> = store.enqueue_many(jobs).await.unwrap().iter().map(|job| job.id.to_string()).collect();
+    let (mut done, mut ahead) = (HashSet::new(), 0);
+    for (api, until) in [(&api, 200), (&other, 400)] {
+        while done.len() < until {
+            let clients = (0..5).map(async |_| {
+                let taken = reserve(api).await;
+                assert_eq!(say(api, &taken, "commit", json!({})).await.0, 200);
+                taken["id"].as_str().unwrap().to_owned()
+            });
+            for id in join_all(clients).await {
+                assert!(done.insert(id.clone()), "{id} twice");
+            }
+            ahead += database.count("roster", doc! { "prefetched.0": { "$exists": true } }).await;
+        }
+    }
+    assert!(done == ids && ahead > 0, "{} done, {ahead} times with jobs ahead", done.len());
+    let counted = doc! { "$subtract": ["$attempts", { "$ifNull": ["$interruptions", 0] }] };
+    let once = doc! { "why": "done", "executions": { "$exists": false }, "$expr": { "$eq": [counted, 1] } };
+    assert_eq!(database.count("archived", once).await, 400, "one that was released was not executed");
 }
 
 #[tokio::test]

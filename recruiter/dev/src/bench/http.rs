@@ -1,4 +1,5 @@
-//! Measures the HTTP API: enqueueing beside the library, lines in one request, and jobs that clients reserve and commit.
+//! Measures the HTTP API: enqueueing beside the library, lines in one request, and jobs that clients reserve and commit, with and
+//! without a retry policy.
 
 use std::{
     net::{Ipv4Addr, TcpListener},
@@ -12,7 +13,7 @@ use std::{
 use anyhow::Context as _;
 use bson::{Document, doc};
 use clap::Args;
-use recruiter_common::{enqueue::NewJob, json, shutdown::pause};
+use recruiter_common::{RetryManyTimes, enqueue::NewJob, json, shutdown::pause};
 use reqwest::{Client, header::CONTENT_TYPE};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -50,11 +51,16 @@ impl Http {
         stage.empty().await?;
         let lines = self.in_lines(stage, &server).await?;
         stage.empty().await?;
-        let work = self.work(stage, &server).await?;
+        let work = self.work(stage, &server, None).await?;
+        stage.empty().await?;
+        let policy = RetryManyTimes::new(25, Duration::from_secs(1))?;
+        let repeatable = self.work(stage, &server, Some(&policy)).await?;
         fleet.stop().await;
         let mut conditions = stage.conditions(setting).await?;
         conditions.insert("processes", "1 recruiter, 1 cleaner, 1 web");
-        Ok(doc! { "benchmark": "http", "one_by_one": one_by_one, "lines": lines, "work": work, "conditions": conditions })
+        Ok(
+            doc! { "benchmark": "http", "one_by_one": one_by_one, "lines": lines, "work": work, "repeatable_work": repeatable, "conditions": conditions },
+        )
     }
 
     async fn one_by_one(self, stage: &Stage, server: &Server) -> anyhow::Result<Document> {
@@ -98,10 +104,13 @@ impl Http {
         })
     }
 
-    async fn work(self, stage: &Stage, server: &Server) -> anyhow::Result<Document> {
+    /// The jobs run at most once, or are repeated as this policy says.
+    async fn work(self, stage: &Stage, server: &Server, retry: Option<&RetryManyTimes>) -> anyhow::Result<Document> {
         // The worker of this class registers with the first request.
         server.post("work/reserve", &json!({ "classes": ["noop"], "wait": "1s" })).await?;
-        stage.enqueue(self.reserved, |_| NewJob::of_class("noop", doc! {})).await?;
+        let job = NewJob::of_class("noop", doc! {});
+        let job = retry.map_or(job.clone(), |policy| job.retry(policy));
+        stage.enqueue(self.reserved, |_| job.clone()).await?;
         stage.progress("committed", self.reserved);
         let (begun, done, mut clients) = (Monotonic::now(), Arc::new(AtomicU64::default()), JoinSet::new());
         for _ in 0..self.clients {

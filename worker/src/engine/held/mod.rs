@@ -48,13 +48,9 @@ impl Held {
         Self { known: Mutex::new(Known::new(capacity, threads, limits)), has_ended: Notify::new() }
     }
 
-    /// Opens only the slots for which clients wait at these places. No job is accepted ahead of them.
+    /// Opens only the slots for which clients wait at these places.
     pub(crate) fn for_clients(self, places: Option<&Places>) -> Self {
-        if let Some(places) = places {
-            let known = &mut *self.known.lock();
-            known.places = Some(places.clone());
-            known.pace.accept_none_ahead();
-        }
+        self.known.lock().places = places.cloned();
         self
     }
 }

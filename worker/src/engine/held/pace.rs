@@ -39,22 +39,12 @@ pub(super) struct Pace {
     start_took: Duration,
     /// No job has ended since jobs were returned: the worker accepts none ahead.
     is_stalled: bool,
-    /// It never does.
-    accepts_none: bool,
 }
 
 impl Default for Pace {
     fn default() -> Self {
         let (round_trip, start_took) = (Duration::ZERO, Duration::ZERO);
-        Self {
-            mean_bytes: 0,
-            rate: Rate::default(),
-            busy_since: Monotonic::now(),
-            round_trip,
-            start_took,
-            is_stalled: false,
-            accepts_none: false,
-        }
+        Self { mean_bytes: 0, rate: Rate::default(), busy_since: Monotonic::now(), round_trip, start_took, is_stalled: false }
     }
 }
 
@@ -82,7 +72,7 @@ impl Pace {
     /// How many jobs end within this time.
     fn rate_within(&self, time: Duration) -> u32 {
         let ends = self.rate.per_second() * time.as_secs_f64();
-        if self.is_stalled || self.accepts_none || ends < 1.0 {
+        if self.is_stalled || ends < 1.0 {
             return 0;
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float becomes the nearest integer of the type")]
@@ -125,11 +115,6 @@ impl Pace {
     /// No jobs are accepted or locked ahead until one ends.
     pub(super) fn stall(&mut self) {
         self.is_stalled = true;
-    }
-
-    /// No jobs are accepted or locked ahead from now on.
-    pub(super) fn accept_none_ahead(&mut self) {
-        self.accepts_none = true;
     }
 
     /// Notes the duration of a start.
