@@ -40,7 +40,7 @@ pub use crate::{
         COUNTED, Covered, Finished, GroupSample, LaneCounts, Match, OtherClasses, Reasons, Retrial, RetryNote, SAMPLED, Unfinished,
         Waiting, Walk,
         audit::{AuditId, Intended},
-        cleaners::{CleanerNote, NOTED_EVERY},
+        cleaners::{Cleaner, CleanerNote, NOTED_EVERY},
         control::export::Exported,
         doctor::{Check, Finding, State},
         policies_in,

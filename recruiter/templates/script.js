@@ -13,22 +13,23 @@ document.addEventListener("formdata", (event) => {
   if (event.target.method !== "get") return;
   for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
 });
-// Reads the page again while somebody looks at it, and not while something is selected or pressed.
+// Reads the page again while somebody looks at it, and not while something is selected, pressed or typed.
 const outdated = document.querySelector("[data-outdated]");
 const { again, live } = document.querySelector("main").dataset;
 const isSeen = () => document.visibilityState === "visible";
-const isUsed = (main) => !document.getSelection().isCollapsed || main.matches(":active");
-const nameOf = (element) => [element.tagName, element.closest("[data-key]")?.dataset.key, element.getAttribute("href"), element.getAttribute("aria-label")].join();
-// What is open, scrolled and focused stays so.
+const isUsed = (main) => !document.getSelection().isCollapsed || main.matches(":active") || main.querySelector("input:not([type=checkbox]):focus");
+const nameOf = (element) => [element.tagName, element.closest("[data-key]")?.dataset.key, element.getAttribute("href"), element.getAttribute("name"), element.getAttribute("aria-label")].join();
+// What is open, scrolled, chosen, filled in and focused stays so.
+const KEPT = "details, .scroll, pre, input:not([type=hidden])";
 const replace = (main, next) => {
   const kept = new Map();
-  for (const element of main.querySelectorAll("details, .scroll, pre")) {
-    const { open, scrollLeft, scrollTop } = element;
-    kept.set(nameOf(element), { open, scrollLeft, scrollTop });
+  for (const element of main.querySelectorAll(KEPT)) {
+    const { open, scrollLeft, scrollTop, checked, value } = element;
+    kept.set(nameOf(element), { open, scrollLeft, scrollTop, checked, value });
   }
   const focused = main.contains(document.activeElement) && document.activeElement;
   main.replaceWith(document.adoptNode(next));
-  for (const element of next.querySelectorAll("details, .scroll, pre")) Object.assign(element, kept.get(nameOf(element)));
+  for (const element of next.querySelectorAll(KEPT)) Object.assign(element, kept.get(nameOf(element)));
   const wanted = focused === main ? next : focused && [...next.querySelectorAll(focused.tagName)].find((element) => nameOf(element) === nameOf(focused));
   if (wanted) wanted.focus({ preventScroll: true });
 };

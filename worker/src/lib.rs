@@ -390,10 +390,8 @@ impl Worker {
         self.validate(&config)?;
         #[cfg(feature = "process")]
         let config = if self.files_of_a_program > 0 { programs::files::with_files_for(config, self.files_of_a_program) } else { config };
-        if config.memory_limit.is_some() {
-            // Opens the file that it reads, while there are free file descriptors.
-            let _ = memory::resident();
-        }
+        // Opens the file that it reads, while there are free file descriptors.
+        let _ = memory::resident();
         let heartbeat_store = store.with_own_connections("recruiter-worker-heartbeat")?;
         #[cfg(feature = "process")]
         let _reaping = (self.files_of_a_program > 0 && programs::orphans::are_inherited())

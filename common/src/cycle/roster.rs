@@ -391,9 +391,10 @@ impl Store {
     /// cannot undo a later one.
     ///
     /// Filter: id, not retired. Never an upsert: a retired worker must not return under the same id. Update:
-    /// `last_seen_at` by the server's clock. Index: `_id`. Invariant: I10, the cleaner compares it for change.
-    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId]) -> Result<HeartbeatReply, StoreError> {
-        let mut set = doc! { "last_seen_at": "$$NOW" };
+    /// `last_seen_at` by the server's clock; the resident memory of its process, for people. Index: `_id`. Invariant: I10, the cleaner compares
+    /// the date for change.
+    pub async fn heartbeat(&self, worker: WorkerId, working_on: &[JobId], memory_bytes: u64) -> Result<HeartbeatReply, StoreError> {
+        let mut set = doc! { "last_seen_at": "$$NOW", "memory_bytes": memory_bytes.cast_signed() };
         if !working_on.is_empty() {
             set.extend(doc! { "working": true, "working_on": { "$literal": working_on.to_vec() } });
         }

@@ -33,14 +33,18 @@ pub struct CleanerNote {
     pub keeps: String,
 }
 
-/// A cleaner that has left a note.
+/// A cleaner that has left a note. Its texts are safe for a terminal.
 #[derive(Clone, Debug)]
-pub(crate) struct Cleaner {
+#[non_exhaustive]
+pub struct Cleaner {
     /// `host:pid`.
-    pub(crate) name: String,
-    pub(crate) seen_before: TimeDelta,
-    pub(crate) version: String,
-    pub(crate) keeps: String,
+    pub name: String,
+    /// How long ago it wrote its note.
+    pub seen_before: TimeDelta,
+    /// Its release.
+    pub version: String,
+    /// How long it keeps which archived jobs.
+    pub keeps: String,
 }
 
 impl Cleaner {
@@ -56,7 +60,8 @@ impl Cleaner {
         })
     }
 
-    pub(crate) fn is_silent(&self) -> bool {
+    /// Whether it does not run any more, or hangs.
+    pub fn is_silent(&self) -> bool {
         self.seen_before > SILENT_AFTER
     }
 }
@@ -95,7 +100,7 @@ impl Store {
     /// The cleaners that have left a readable note, also those that are gone.
     ///
     /// Filter: id. Index: `_id`. Invariant: none, for people.
-    pub(crate) async fn cleaners(&self) -> Result<Vec<Cleaner>, StoreError> {
+    pub async fn cleaners(&self) -> Result<Vec<Cleaner>, StoreError> {
         let (metadata, now) = (self.metadata.clone_with_type::<RawDocumentBuf>(), self.now());
         let found: Vec<RawDocumentBuf> =
             call("cleaners", async move { metadata.find(doc! { "_id": any_cleaner() }).await?.try_collect().await }).await?;

@@ -12,7 +12,7 @@ use super::{
     presence::Worker,
     view::{Row, Stored, colour, id_in, left, or_dash, print, right},
 };
-use crate::views::workers::{self, jobs_of, state, wanted, works_on};
+use crate::views::workers::{self, jobs_of, memory, state, wanted, works_on};
 
 pub(super) async fn run(format: Format, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter roster").await?;
@@ -61,8 +61,9 @@ fn view(worker: &Worker, now: Instant) -> Stored {
     let listed = |names: &[String]| printable(&names.join(", "), 1_000);
     let classes = if worker.classes.is_empty() { "no classes".into() } else { format!("classes {}", listed(&worker.classes)) };
     let policies = worker.policies.as_deref().map(|policies| format!("; retry policies {}", listed(policies))).unwrap_or_default();
+    let memory = memory(worker).map(|memory| format!("; {memory}")).unwrap_or_default();
     let request = wanted(worker, now).map(|wanted| format!("{wanted}; ")).unwrap_or_default();
-    let below = format!("{request}on {}; {}; {classes}{policies}", printable(&works_on(worker), 200), text("version", 16));
+    let below = format!("{request}on {}; {}{memory}; {classes}{policies}", printable(&works_on(worker), 200), text("version", 16));
     Stored { document: workers::to_json(worker), row: Row::from(cells).below(Some(below)) }
 }
 
@@ -101,9 +102,9 @@ mod tests {
         check(own, ["idle", "-:-", "-/-", "0", "1s ago"], "on the jobs that it enqueues itself; -; no classes");
         check(
             doc! { "available": true, "hostname": "h", "pid": 7, "work_on": ["a", "b"], "free": 3, "capacity": 4_i64, "working_on": [id],
-            "last_seen_at": seen(5), "version": "0.1.0", "classes": ["x", "y"], "policies": ["Mine"], "lease_ms": 20_000 },
+            "last_seen_at": seen(5), "memory_bytes": 31_719_424_i64, "version": "0.1.0", "classes": ["x", "y"], "policies": ["Mine"], "lease_ms": 20_000 },
             ["available", "h:7", "3/4", "1", "5s ago"],
-            "on a, b; 0.1.0; classes x, y; retry policies Mine",
+            "on a, b; 0.1.0; 30.2 MiB; classes x, y; retry policies Mine",
         );
         check(
             doc! { "retired": true, "work_on": "*", "working_on": id },

@@ -1,6 +1,7 @@
 //! A worker, also in words, and what a request to it has done.
 
 use bson::{Bson, Document};
+use bytesize::ByteSize;
 use recruiter_common::{
     instant::Instant,
     text::{briefly_apart, printable},
@@ -57,6 +58,18 @@ pub(crate) fn jobs_of(worker: &Worker) -> usize {
         Some(Bson::Array(jobs)) => jobs.len(),
         other => usize::from(other.is_some_and(|job| *job != Bson::Null)),
     }
+}
+
+/// The resident memory of its process.
+pub(crate) fn memory(worker: &Worker) -> Option<String> {
+    let bytes = worker.document.get_i64("memory_bytes").ok().and_then(|bytes| u64::try_from(bytes).ok()).filter(|bytes| *bytes > 0);
+    bytes.map(|bytes| ByteSize(bytes).display().iec().to_string())
+}
+
+/// What is said if so many workers are dead for long, and no cleaner has rescued their jobs.
+pub(crate) fn no_cleaner(overdue: usize) -> Option<String> {
+    let text = "workers without a heartbeat for more than twice their lease; start recruiter-cleaner to rescue their jobs";
+    (overdue > 0).then(|| format!("No cleaner seems to run: the roster has {overdue} {text}."))
 }
 
 /// What an operator wants of a worker.

@@ -6,6 +6,7 @@
 //! | `access` | who may do what: tokens and people in a file, roles, and requests that a browser makes for another page |
 //! | `audit` | changes, each with its entry in the audit |
 //! | `changes` | changes of jobs |
+//! | `latest` | readings that requests share for a moment |
 //! | `live` | events for many readers, from one subscription |
 //! | `password` | passwords, as hashes |
 //! | `person` | `recruiter web password`: makes one |
@@ -21,6 +22,7 @@ mod api;
 mod args;
 mod audit;
 mod changes;
+mod latest;
 mod live;
 mod pages;
 mod password;
@@ -40,6 +42,7 @@ use recruiter_common::{
     http::{Bounds, serve},
     service::{self, Watchdog},
     shutdown::Shutdown,
+    spec::Classes,
     store::{ConnectArgs, Store},
 };
 use tokio::{sync::Semaphore, time::timeout};
@@ -52,6 +55,7 @@ pub use self::args::WebArgs;
 use self::{
     access::{Access, Role, refuse_other_pages},
     args::WebCommand,
+    latest::Latest,
     live::Live,
     problem::Problem,
     work::Work,
@@ -80,6 +84,8 @@ struct Web {
     /// Changes that have begun.
     tasks: TaskTracker,
     live: Live,
+    /// The defaults that workers declare at their start.
+    classes: Latest<Classes>,
     /// Streams that may be opened.
     streams: Arc<Semaphore>,
     /// Ends all streams.
@@ -99,12 +105,20 @@ impl Web {
             work,
             tasks: TaskTracker::new(),
             live: Live::default(),
+            classes: Latest::default(),
             streams: Arc::new(Semaphore::new(STREAMS)),
             stop: CancellationToken::new(),
             csrf: hex::encode(rand::random::<[u8; 32]>()).into(),
             kept: pages::Kept::default(),
             is_behind_proxy,
         }
+    }
+}
+
+impl Web {
+    async fn classes(&self) -> Result<Arc<Classes>, Problem> {
+        let store = self.store.clone();
+        self.classes.get(&self.tasks, async move { Ok(store.class_defaults().await?) }).await
     }
 }
 
@@ -133,9 +147,10 @@ pub async fn run(args: WebArgs, connect: &ConnectArgs, mut shutdown: Shutdown, o
     let _looking = work.look_after();
     tracing::info!(address = %at, "serving the API at /api/v1, and pages at /");
     service::ready(&format!("serving http://{at}"));
-    let web = Web::new(store, access, work.clone(), args.behind_proxy);
+    let web = Arc::new(Web::new(store, access, work.clone(), args.behind_proxy));
+    pages::begin(&web);
     let (stop, tasks, watchdog) = (web.stop.clone(), web.tasks.clone(), Watchdog::of_this_process());
-    let service = TowerToHyperService::new(router(Arc::new(web)));
+    let service = TowerToHyperService::new(router(web));
     let mut serving = AbortOnDropHandle::new(tokio::spawn(serve(listener, BOUNDS, service, stop.clone())));
     while !shutdown.is_requested() {
         watchdog.progress();

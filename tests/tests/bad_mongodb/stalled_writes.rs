@@ -25,7 +25,7 @@ const HEARTBEAT: Duration = Duration::from_millis(200);
 const WORKERS: usize = 3;
 
 async fn beat(store: &Store, worker: WorkerId) {
-    assert!(matches!(store.heartbeat(worker, &[]).await.unwrap(), HeartbeatReply::Seen { .. }), "it was declared dead, and it lives");
+    assert!(matches!(store.heartbeat(worker, &[], 0).await.unwrap(), HeartbeatReply::Seen { .. }), "it was declared dead, and it lives");
 }
 
 async fn beat_for(store: &Store, worker: WorkerId, time: Duration) {

@@ -174,7 +174,7 @@ async fn workers_are_asked_while_they_live_and_not_after_a_stop() {
     assert!(resume(worker).await && wanted(worker).await.is_none());
     assert!(quiet(worker).await && stop(worker).await && !stop(worker).await);
     assert!(!resume(worker).await && !quiet(worker).await, "a stop is final");
-    let seen = store.heartbeat(worker, &[]).await.unwrap();
+    let seen = store.heartbeat(worker, &[], 0).await.unwrap();
     assert!(matches!(seen, HeartbeatReply::Seen { request: Some(request), .. } if request.wanted == Wanted::Stop && request.by == "bob"));
     assert!(!quiet(dead).await && !stop(dead).await);
     setting.set("roster", dead, doc! { "wanted": "quiet" }).await;

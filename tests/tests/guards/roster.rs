@@ -100,7 +100,7 @@ async fn a_sign_of_life_prevents_retirement_and_retirement_every_other_sign() {
     let setting = Setting::new().await;
     let store = &setting.store;
     let worker = setting.worker(1).await;
-    let beats = async || matches!(store.heartbeat(worker, &[]).await.unwrap(), HeartbeatReply::Seen { .. });
+    let beats = async || matches!(store.heartbeat(worker, &[], 0).await.unwrap(), HeartbeatReply::Seen { .. });
     let seen = async || store.registered_workers().await.unwrap()[0].last_seen_at;
     let before = seen().await;
     wait_until(SOON, "the clock has moved on", async || beats().await && seen().await != before).await;
@@ -132,7 +132,7 @@ async fn a_worker_without_a_readable_heartbeat_is_retired_until_it_gives_one() {
     }
     let worker = setting.worker(1).await;
     setting.set("roster", worker, doc! { "last_seen_at": "now" }).await;
-    assert!(matches!(setting.store.heartbeat(worker, &[]).await.unwrap(), HeartbeatReply::Seen { .. }));
+    assert!(matches!(setting.store.heartbeat(worker, &[], 0).await.unwrap(), HeartbeatReply::Seen { .. }));
     assert!(setting.store.retire_if_silent_since(worker, None).await.unwrap().is_none());
 }
 

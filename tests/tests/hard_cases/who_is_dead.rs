@@ -218,7 +218,7 @@ async fn phantom(world: &World, identity: ProcessIdentity) -> [JobId; 2] {
     world.store.register(&announcement).await.unwrap();
     let never = world.enqueue(Entry::lasting(0).in_group("phantoms"), Policy::Never).await.unwrap();
     let again = world.enqueue(Entry::lasting(0).in_group("phantoms").retry(&again(1)), Policy::Again(1)).await.unwrap();
-    world.store.heartbeat(announcement.id, &[never, again]).await.unwrap();
+    world.store.heartbeat(announcement.id, &[never, again], 0).await.unwrap();
     assert_eq!(factory::started(&world.store, announcement.id, &[never, again]).await.len(), 2);
     [never, again]
 }

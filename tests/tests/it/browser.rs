@@ -285,7 +285,7 @@ impl<'a> Walk<'a> {
 
     async fn reads_the_rest(&self) {
         for (page, text) in
-            [("Limits", "smtp"), ("Schedules", "nightly-sales"), ("Audit", "pauses.add"), ("Doctor", "Doctor"), ("Workers", "send-invoice")]
+            [("Limits", "smtp"), ("Schedules", "nightly-sales"), ("Audit", "pauses.add"), ("Cluster", "leads"), ("Workers", "send-invoice")]
         {
             self.browser.click(page).await;
             self.browser.sees(text).await;
@@ -305,9 +305,31 @@ impl<'a> Walk<'a> {
         self.survey_error("not-found", 404).await;
     }
 
+    /// The list follows the jobs that run, but not while somebody types; what was chosen and typed stays.
+    async fn follows_a_list(&self) {
+        let browser = &self.browser;
+        self.go("/jobs?group=reports").await;
+        browser.sees("running").await;
+        browser.click_at("//tbody/tr[1]//input").await;
+        browser.fill("class", "build").await;
+        let run = async |script: &str| browser.execute(script, Vec::new()).await.unwrap().json().clone();
+        run("window.isSamePage = true").await;
+        self.shop.pass("built");
+        let notice = "return document.querySelector('[data-outdated]').textContent";
+        wait_until(SOON, "the page says that it waits", async || run(notice).await.as_str().unwrap().contains("not up to date")).await;
+        run("document.activeElement.blur()").await;
+        let state = "return [window.isSamePage, document.querySelector('[name=class]').value, document.querySelectorAll('[name=id]:checked').length,
+            [...document.querySelectorAll('td .state')].filter((state) => state.textContent === 'running').length,
+            document.querySelector('[data-outdated]').textContent]";
+        let expected = json!([true, "build", 1, 0, ""]);
+        wait_until(SOON, "the list shows that they have ended", async || run(state).await == expected).await;
+    }
+
     async fn stops_a_worker(&self) {
         let browser = &self.browser;
         browser.click("Workers").await;
+        browser.sees("available").await;
+        assert_eq!(browser.source().await.unwrap().matches(">available</span>").count(), 2);
         browser.click("Stop").await;
         browser.sees("would be stopped").await;
         self.survey("worker-stop").await;
@@ -331,7 +353,7 @@ async fn an_operator_works_with_accessible_pages_of_any_width_and_scheme() {
     walk.cancels(graph).await;
     walk.changes_many().await;
     walk.reads_the_rest().await;
-    shop.pass("built");
+    walk.follows_a_list().await;
     walk.stops_a_worker().await;
     let faults = walk.faults.take();
     drop(walk);
@@ -357,7 +379,7 @@ async fn an_operator_needs_no_scripts() {
         ("Schedules", "There are no schedules"),
         ("Events", "This page needs a script"),
         ("Audit", "Audit"),
-        ("Doctor", "Doctor"),
+        ("Cluster", "leads"),
         ("Jobs", "send-invoice"),
     ] {
         walk.browser.click(page).await;

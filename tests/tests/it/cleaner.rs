@@ -165,7 +165,7 @@ async fn a_rescue_that_hangs_holds_up_no_other() {
     store.register(&first).await.unwrap();
     let job = NewJob::of_class("x", doc! {}).enqueue(&store).await.unwrap().id;
     assert_eq!(started(&store, first.id, &[job]).await.len(), 1);
-    store.heartbeat(first.id, &[job]).await.unwrap();
+    store.heartbeat(first.id, &[job], 0).await.unwrap();
     let fault = FailPoint::new("recruiter-cleaner", &["insert"]).namespace(database.name(), "archived").block(SOON);
     let armed = fault.arm(database.uri()).await;
     let cleaner = Process::on(&database, "recruiter-cleaner", &["--dead-after", "10m", "--every", "100ms", "--log", "debug"]);

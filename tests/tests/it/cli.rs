@@ -93,7 +93,7 @@ async fn three_jobs(database: &TestDatabase, store: &Store) -> [ObjectId; 3] {
     let worker = announcement(4);
     store.register(&worker).await.unwrap();
     assert_eq!(started(store, worker.id, &[ids[1].into()]).await.len(), 1);
-    store.heartbeat(worker.id, &[JobId::from(ids[1])]).await.unwrap();
+    store.heartbeat(worker.id, &[JobId::from(ids[1])], 0).await.unwrap();
     let mut malformed = malformed;
     malformed.extend(doc! { "priority": "high", "last_execution": { "class": "\u{1b}[2J" } });
     insert_unvalidated(database, vec![malformed]).await;

@@ -21,7 +21,7 @@ use reqwest::{Method, header};
 use tempfile::NamedTempFile;
 
 const PAGES: [&str; 10] =
-    ["/", "/jobs", "/groups", "/groups/why?group=a", "/workers", "/limits", "/schedules", "/events", "/doctor", "/nothing"];
+    ["/", "/jobs", "/groups", "/groups/why?group=a", "/workers", "/limits", "/schedules", "/events", "/cluster", "/nothing"];
 const HOSTILE: &str = "<script>alert(1)</script>'\"onload=x \u{202e}";
 
 /// The parts of an address that a page has as links.
@@ -255,7 +255,8 @@ async fn the_whole_is_seen_on_the_overview_and_in_tables() {
     expect("/?period=24h", &["5 done, 0 failed", "<a href=\"/?period=24h\" aria-current=\"true\">"]).await;
     expect("/groups", &["busy", "2.5", "stopped", "paused by ada", "holidays"]).await;
     expect("/groups/why?group=stopped", &["paused", "<td class=\"number\"><bdi>1</bdi></td>"]).await;
-    expect("/workers", &["available", "all groups", "noop"]).await;
+    expect("/workers", &["available", "all groups", "noop", " MiB"]).await;
+    expect("/cluster", &["leads", "term ", "cleans", "keeps archived jobs: ", "What the doctor has found", "MongoDB"]).await;
     expect("/limits", &["printer", "/limits/of?name=printer", "group:stopped", "holidays"]).await;
     let printing = NewJob::of_class("sleep", doc! { "ms": 600_000 }).limit("printer").enqueue(&store).await.unwrap().id;
     expect("/limits/of?name=printer", &["at most 3 at a time", &format!("href=\"/jobs/{printing}\"")]).await;
@@ -503,9 +504,11 @@ async fn a_retried_job_may_get_other_parameters() {
     let (_, asked) = api.read(&path).await;
     assert!(asked.contains("<textarea name=\"parameters\"") && asked.contains("[redacted]") && !asked.contains("s3cr3t"), "{asked}");
     let csrf = csrf(&api, &path, "").await;
-    for (field, value) in [("parameters", "{"), ("parameters", "[1]"), ("priority", "ten"), ("priority", "10")] {
-        let status = send(&api, &path, "", &[("csrf", &csrf), (field, value)]).await.0;
+    for (field, value) in [("parameters", "{ typed"), ("parameters", "[17]"), ("priority", "ten"), ("priority", "10")] {
+        let sent = [("csrf", &*csrf), (field, value), ("group", "kept <b>")];
+        let (status, again) = text(api.page(Method::POST, &path).form(&sent)).await;
         assert!([400, 422].contains(&status), "{field} {value}: {status}");
+        assert!(again.contains("role=\"alert\"") && again.contains(value) && again.contains("value=\"kept &#60;b&#62;\""), "{again}");
     }
     assert_eq!(database.count("scheduled", doc! {}).await, 0, "nothing of this was done");
     for hidden in [r#"{"other": "[redacted]"}"#, r#"{"card": ["[redacted]", 1]}"#] {

@@ -15,6 +15,7 @@
 //! | `outliving` | which classes often outlive the grace period |
 //! | `source` | where the jobs come from: the roster, or this process |
 //! | `record` | what is recorded about ends, and the task that writes it |
+//! | `memory` | the resident memory of this process |
 //!
 //! A module uses those below it in this list.
 
@@ -23,6 +24,7 @@ mod drain;
 mod environment;
 mod held;
 mod lease;
+pub(crate) mod memory;
 pub(crate) mod meters;
 pub(crate) mod outliving;
 mod record;
@@ -44,7 +46,6 @@ use recruiter_common::{
 pub use self::record::ran::Ran;
 #[cfg(feature = "testing")]
 pub use self::run::solo;
-pub(crate) use self::session::memory;
 use self::{
     dependencies::Dependencies,
     session::{Session, SessionEnd},

@@ -46,7 +46,7 @@ pub(super) async fn one(State(web): Shared, mut given: Parameters, JsonText(text
     let unknown = policies(&mut given)?;
     given.end()?;
     let spec: JobSpec = text.trim().parse().map_err(Problem::impossible)?;
-    let (id, job) = job_of(spec, &web.store.class_defaults().await?, unknown)?;
+    let (id, job) = job_of(spec, &*web.classes().await?, unknown)?;
     let enqueued = job.enqueue(&web.store).await.map_err(|error| {
         if !matches!(&error, EnqueueError::Store(failed) if failed.is_transient()) {
             return error.into();
@@ -80,7 +80,7 @@ pub(super) async fn lines(State(web): Shared, mut given: Parameters, headers: He
     if content.split(';').next().is_none_or(|kind| kind.trim() != "application/x-ndjson") {
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "send the lines with `Content-Type: application/x-ndjson`"));
     }
-    let classes = web.store.class_defaults().await?;
+    let classes = web.classes().await?;
     let (said, answers) = mpsc::channel(16);
     tokio::spawn(async move {
         let mut import = Import { web: &web, classes: &classes, unknown, done: 0, enqueued: 0, batch: Vec::new(), said };

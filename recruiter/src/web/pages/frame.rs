@@ -30,7 +30,7 @@ const SECTIONS: [(&str, &str); 9] = [
     ("/schedules", "Schedules"),
     ("/events", "Events"),
     ("/audit", "Audit"),
-    ("/doctor", "Doctor"),
+    ("/cluster", "Cluster"),
 ];
 
 /// The frame around the content of a page.

@@ -15,13 +15,16 @@ use tokio::time::timeout;
 use super::{
     super::{Shared, problem::Problem, requests::Parameters},
     frame::{Answer, Frame},
-    live::live,
+    live::{AGAIN, live},
     overview::Overview,
     table::{Cell, Table, Tables},
     visitor::Visitor,
     words::{at_least, link},
 };
 use crate::views::{counts::GroupCounts, limits::described, or_dash, tone::Tone};
+
+/// Maximum number of groups that are shown.
+const MOST: usize = 500;
 
 /// Lists the groups.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
@@ -33,11 +36,13 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     // Those behind the last one were not counted.
     let last = groups.keys().next_back().cloned().filter(|_| read.more_groups > 0);
     let is_counted = |name: &&String| last.as_ref().is_none_or(|last| *name <= last);
-    for name in settings.groups.keys().chain(most.keys()).filter(is_counted) {
+    let paused = settings.pauses.keys().filter_map(|paused| if let Paused::Group(name) = paused { Some(name) } else { None });
+    for name in settings.groups.keys().chain(most.keys()).chain(paused).filter(is_counted) {
         groups.entry(name.clone()).or_insert_with(|| GroupCounts { name: name.clone(), ..GroupCounts::default() });
     }
     let usual = GroupSettings::default();
-    let rows = groups.values().map(|group| {
+    let more_groups = read.more_groups + groups.len().saturating_sub(MOST);
+    let rows = groups.values().take(MOST).map(|group| {
         let own = settings.groups.get(&group.name).unwrap_or(&usual);
         let pause = settings.pauses.get(&Paused::Group(group.name.clone()));
         let by = pause.map(|pause| paused_by(pause, read.at));
@@ -67,16 +72,16 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let invalid = settings.invalid.iter().filter(|name| group_of_resource(name).is_some());
     let tables = vec![Table {
         id: "groups",
-        title: match read.more_groups {
+        title: match more_groups {
             0 => "All groups".into(),
-            more => format!("The first {} groups, without the {more} behind them in the alphabet", groups.len()),
+            more => format!("The first {} groups, without the {more} behind them in the alphabet", groups.len().min(MOST)),
         },
         none: "No group has jobs or settings.",
         columns: &["Group", "State", "#Due", "#Later", "#Oldest", "#Running", "#Done/s", "#Most waiting", "#Weight", "Settings", "More"],
         rows: rows.collect(),
     }];
     let (notices, live) = (invalid.map(|name| not_valid(name)).collect(), live(["group.*", "pause.*", "limit.*"]));
-    Tables { notices, live, ..Tables::new(Frame::new(visitor, "/groups", "Groups"), tables) }.shown()
+    Tables { notices, live, again: AGAIN, ..Tables::new(Frame::new(visitor, "/groups", "Groups"), tables) }.shown()
 }
 
 fn act(group: &str, pause: Option<&Pause>) -> (&'static str, String) {

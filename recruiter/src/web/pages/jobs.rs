@@ -2,11 +2,12 @@
 
 use askama::Template;
 use axum::{Extension, extract::State};
-use recruiter_common::{Page, spec::id_of_text};
+use recruiter_common::{Page, job::Stage, spec::id_of_text};
 
 use super::{
     super::{Shared, problem::Problem, requests::Parameters},
     frame::{Answer, Frame, page},
+    live::live_jobs,
     visitor::Visitor,
     words::link,
 };
@@ -42,6 +43,8 @@ const TABS: [(&str, &str); 8] = [
 #[template(path = "jobs.html")]
 struct JobsPage {
     frame: Frame,
+    /// Where the events of those that run are; empty if none does.
+    live: String,
     tabs: Vec<Tab>,
     state: String,
     fields: Vec<Field>,
@@ -113,19 +116,23 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         let line = Line::of(&redaction.job(job).try_into(), now);
         Row { tone: Tone::of_stage(line.stage).word(), has_page: id_of_text(&line.id).is_ok(), line }
     });
+    let rows: Vec<Row> = rows.collect();
+    let run: Vec<&str> = rows.iter().filter(|row| row.line.stage == Some(Stage::Running)).map(|row| &*row.line.id).collect();
+    let live = if run.is_empty() { String::new() } else { live_jobs(run) };
     let acts = acts(&state);
     let is_filtered = fields.iter().any(|field| !field.value.is_empty());
     // All jobs there are: with the commands only.
     let all_acts = acts.iter().filter(|_| is_filtered || !state.is_empty());
     let all_acts = all_acts.map(|(name, act)| (*name, with(&format!("/jobs/many/{act}"), &state, ""))).collect();
     page(&JobsPage {
+        live,
         is_operator: visitor.is_operator(),
         acts,
         all_acts,
         frame: Frame::new(visitor, "/jobs", "Jobs"),
         tabs: tabs.into(),
         is_filtered,
-        rows: rows.collect(),
+        rows,
         first: asked.after.map(|_| with("/jobs", &state, "")),
         next: last.map(|last| with("/jobs", &state, &last)),
         state,

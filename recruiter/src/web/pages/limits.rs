@@ -14,7 +14,7 @@ use super::{
     super::{Shared, problem::Problem, requests::Parameters},
     frame::{Answer, Frame},
     groups::not_valid,
-    live::live,
+    live::{AGAIN, live},
     table::{Cell, Table, Tables},
     visitor::Visitor,
     words::{at_least, link},
@@ -68,7 +68,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let of_resources = invalid.iter().filter(|name| group_of_resource(name).is_none());
     let notices = of_resources.map(|name| not_valid(name)).collect();
     let (frame, live) = (Frame::new(visitor, "/limits", "Limits and lines"), live(["limit.*", "pause.*"]));
-    Tables { notices, live, ..Tables::new(frame, vec![limits, pauses, lines]) }.shown()
+    Tables { notices, live, again: AGAIN, ..Tables::new(frame, vec![limits, pauses, lines]) }.shown()
 }
 
 /// Shows who holds the permits of a limit, and how many jobs wait for it.
@@ -97,7 +97,7 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
         rows: holders.iter().flat_map(|holder| holder.jobs.iter().map(move |job| row(holder, job))).take(HOLDERS).collect(),
     };
     let (frame, live) = (Frame::new(visitor, "/limits", "Limit"), live(["limit.*", "pause.*"]));
-    Tables { live, ..Tables::new(frame, vec![numbers, running]) }.shown()
+    Tables { live, again: AGAIN, ..Tables::new(frame, vec![numbers, running]) }.shown()
 }
 
 fn row(paused: &Paused, pause: &Pause, now: Instant, is_operator: bool) -> Vec<Cell> {

@@ -9,6 +9,9 @@ pub(super) const STREAM: &str = "/events/stream";
 /// The most jobs whose events a page follows.
 pub(super) const FOLLOWED: usize = 100;
 
+/// How often pages are read again whose numbers change without an event, in seconds.
+pub(super) const AGAIN: u32 = 15;
+
 /// The path of the events with these topics.
 pub(super) fn live<'a>(topics: impl IntoIterator<Item = &'a str>) -> String {
     link(STREAM, topics.into_iter().map(|topic| ("topic", topic)))

@@ -7,7 +7,7 @@
 //! | `attempts` | how often somebody tries to log in |
 //! | `audit` | what was done |
 //! | `chart` | small charts |
-//! | `doctor` | what the doctor finds |
+//! | `cluster` | who leads, who cleans, and what the doctor finds |
 //! | `door` | who may read, and who may change; requests of other sites |
 //! | `events` | what happens, as it happens |
 //! | `form` | what a form sends |
@@ -16,10 +16,10 @@
 //! | `groups`, `limits`, `schedules`, `workers` | tables of these |
 //! | `job` | a job |
 //! | `jobs` | the list of jobs |
-//! | `latest` | a reading of MongoDB that all share |
 //! | `live` | the events after which a page is read again |
 //! | `login` | log in and out |
 //! | `overview` | throughput, failures and latency, and what waits |
+//! | `recent` | the newest jobs that have ended |
 //! | `sessions` | who is logged in |
 //! | `table` | a page of tables |
 //! | `visitor` | who reads a page |
@@ -30,7 +30,7 @@ mod assets;
 mod attempts;
 mod audit;
 mod chart;
-mod doctor;
+mod cluster;
 mod door;
 mod events;
 mod form;
@@ -39,11 +39,11 @@ mod graph;
 mod groups;
 mod job;
 mod jobs;
-mod latest;
 mod limits;
 mod live;
 mod login;
 mod overview;
+mod recent;
 mod schedules;
 mod sessions;
 mod table;
@@ -59,10 +59,11 @@ use axum::{
     middleware::{from_fn, from_fn_with_state, map_response},
     routing::{get, post},
 };
-use recruiter_common::store::Finding;
+use recruiter_common::{instant::Instant, store::Finding};
+use tokio::sync::Mutex;
 
-use self::{attempts::Attempts, chart::Charts, latest::Latest, overview::Overview, sessions::Sessions};
-use super::{Web, problem::Problem};
+use self::{attempts::Attempts, chart::Charts, overview::Overview, recent::Recent, sessions::Sessions};
+use super::{Web, latest::Latest, problem::Problem};
 
 /// The largest form, in bytes.
 const LONGEST_FORM: usize = 64 * 1024;
@@ -72,11 +73,19 @@ const LONGEST_FORM: usize = 64 * 1024;
 pub(super) struct Kept {
     attempts: Attempts,
     day: Latest<Charts>,
-    findings: Latest<Vec<Finding>>,
+    ended_in_hour: Arc<Mutex<Recent>>,
+    ended_in_day: Arc<Mutex<Recent>>,
+    findings: Latest<(Instant, Vec<Finding>)>,
     overview: Latest<Overview>,
     /// Jobs that run, and about how many are archived.
     numbers: Latest<(u64, u64)>,
     sessions: Sessions,
+}
+
+/// Begins to read what the first page shows: later readings cost little.
+pub(super) fn begin(web: &Arc<Web>) {
+    let web = web.clone();
+    web.tasks.clone().spawn(async move { Overview::of(&web).await.map(drop) });
 }
 
 /// All pages.
@@ -104,7 +113,7 @@ pub(super) fn router(web: &Arc<Web>) -> Router<Arc<Web>> {
         .route("/graphs/{id}", get(graph::show))
         .route("/events", get(events::show))
         .route("/events/stream", get(super::api::events))
-        .route("/doctor", get(doctor::show))
+        .route("/cluster", get(cluster::show))
         .route("/logout", post(login::log_out))
         .merge(for_operators)
         .route_layer(from_fn_with_state(web.clone(), door::enter));

@@ -19,12 +19,14 @@ use super::{
     super::{Shared, Web, problem::Problem, requests::Parameters},
     chart::Charts,
     frame::{Answer, Frame, page},
+    recent::Recent,
     visitor::Visitor,
     words::{at_least, link},
 };
 use crate::views::{
     counts::{GroupCounts, counted},
     stats::{GroupStatistics, PERIOD, Reasons, Statistics},
+    workers::no_cleaner,
 };
 
 /// Periods of the charts.
@@ -62,13 +64,13 @@ struct Reason {
 impl Overview {
     /// The shared reading.
     pub(super) async fn of(web: &Web) -> Result<Arc<Self>, Problem> {
-        let store = web.store.clone();
-        web.kept.overview.get(&web.tasks, async move { Ok(Self::read(&store).await?) }).await
+        let (store, ended) = (web.store.clone(), web.kept.ended_in_hour.clone());
+        web.kept.overview.get(&web.tasks, async move { Ok(Self::read(&store, &mut *ended.lock().await).await?) }).await
     }
 
-    async fn read(store: &Store) -> Result<Self, StoreError> {
+    async fn read(store: &Store, ended: &mut Recent) -> Result<Self, StoreError> {
         let at = store.now();
-        let (finished, not_kept, running) = tokio::try_join!(store.finished(at - HOUR), store.not_kept(at - PERIOD), store.running())?;
+        let (finished, not_kept, running) = tokio::try_join!(ended.read(store, at, HOUR), store.not_kept(at - PERIOD), store.running())?;
         let recent: Vec<Finished> = finished.iter().filter(|job| job.ended_at > at - PERIOD).cloned().collect();
         let statistics = Statistics::of(at, &BTreeMap::new(), &running, &recent, &not_kept);
         let rates: BTreeMap<String, f64> =
@@ -93,7 +95,7 @@ impl Overview {
             groups,
             more_groups,
             total: statistics.total,
-            charts: Charts::of(&finished, at, HOUR).into(),
+            charts: Charts::of(finished, at, HOUR).into(),
             reasons: reasons.collect(),
         })
     }
@@ -106,7 +108,7 @@ struct OverviewPage {
     at: String,
     leader: String,
     is_led: bool,
-    overdue: usize,
+    no_cleaner: Option<String>,
     tiles: Vec<(&'static str, String, Option<String>)>,
     chart: Arc<Charts>,
     period: String,
@@ -150,10 +152,10 @@ fn is_day(period: &str) -> Result<bool, String> {
 
 /// What ended in the last day, or in a part of it with as many jobs as are read.
 async fn day(web: &Web) -> Result<Arc<Charts>, Problem> {
-    let store = web.store.clone();
+    let (store, ended) = (web.store.clone(), web.kept.ended_in_day.clone());
     let read = async move {
         let at = store.now();
-        Ok(Charts::of(&store.finished(at - DAY).await?, at, DAY))
+        Ok(Charts::of(ended.lock().await.read(&store, at, DAY).await?, at, DAY))
     };
     web.kept.day.get(&web.tasks, read).await
 }
@@ -189,7 +191,7 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
         at: moment(read.at),
         leader: printable(&read.leader.line(), 400),
         is_led: !read.leader.is_missing(),
-        overdue: read.overdue,
+        no_cleaner: no_cleaner(read.overdue),
         tiles,
         period: in_words(chart.period.to_std().unwrap_or_default()),
         periods: [("Last hour", "/", !is_day), ("Last day", "/?period=24h", is_day)],

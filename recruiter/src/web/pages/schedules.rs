@@ -11,6 +11,7 @@ use recruiter_common::{
 use super::{
     super::{Shared, requests::Parameters},
     frame::{Answer, Frame},
+    live::AGAIN,
     table::{Cell, Table, Tables},
     visitor::Visitor,
     words::link,
@@ -32,7 +33,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         columns: &["Name", "State", "Schedule", "Next run", "#Last run", "Last job", "Class", "Group", "More"],
         rows: listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), now, is_operator)).collect(),
     }];
-    Tables::new(Frame::new(visitor, "/schedules", "Schedules"), tables).shown()
+    Tables { again: AGAIN, ..Tables::new(Frame::new(visitor, "/schedules", "Schedules"), tables) }.shown()
 }
 
 fn row(name: &str, schedule: Result<&StoredSchedule, &InvalidSchedule>, now: Instant, is_operator: bool) -> Vec<Cell> {

@@ -15,13 +15,15 @@ pub(super) struct Tables {
     pub(super) tables: Vec<Table>,
     /// Where the events are after which the page is read again; empty if there are none.
     pub(super) live: String,
+    /// How often the page is read again besides, in seconds; zero: never.
+    pub(super) again: u32,
     /// The next page.
     pub(super) next: Option<String>,
 }
 
 impl Tables {
     pub(super) fn new(frame: Frame, tables: Vec<Table>) -> Self {
-        Self { frame, tables, notices: Vec::new(), live: String::new(), next: None }
+        Self { frame, tables, notices: Vec::new(), live: String::new(), again: 0, next: None }
     }
 
     pub(super) fn shown(&self) -> Answer {

@@ -10,7 +10,7 @@ use recruiter_common::{
 use super::{
     super::{Shared, requests::Parameters},
     frame::{Answer, Frame},
-    live::live,
+    live::{AGAIN, live},
     table::{Cell, Table, Tables},
     visitor::Visitor,
 };
@@ -18,7 +18,7 @@ use crate::views::{
     or_dash,
     story::id_in,
     tone::Tone,
-    workers::{jobs_of, state, wanted, works_on},
+    workers::{jobs_of, memory, no_cleaner, state, wanted, works_on},
 };
 
 /// Lists the workers.
@@ -29,20 +29,17 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     let now = web.store.now();
     let mut notices = vec![(if leader.is_missing() { Tone::Bad } else { Tone::Plain }, leader.line())];
     let overdue = workers.0.iter().filter(|worker| worker.is_overdue()).count();
-    if overdue > 0 {
-        let text = "workers without a heartbeat for more than twice their lease; start recruiter-cleaner to rescue their jobs";
-        notices.push((Tone::Bad, format!("No cleaner seems to run: the roster has {overdue} {text}.")));
-    }
+    notices.extend(no_cleaner(overdue).map(|text| (Tone::Bad, text)));
     let is_operator = visitor.is_operator();
     let tables = vec![Table {
         id: "workers",
         title: "Roster".into(),
         none: "No worker is registered.",
-        columns: &["Worker", "State", "Process", "#Free slots", "#Jobs", "#Seen", "Groups", "Classes", "Version", "More"],
+        columns: &["Worker", "State", "Process", "#Free slots", "#Jobs", "#Memory", "#Seen", "Groups", "Classes", "Version", "More"],
         rows: workers.0.iter().map(|worker| row(worker, now, is_operator)).collect(),
     }];
     let live = live(["worker.*", "leader.*"]);
-    Tables { notices, live, ..Tables::new(Frame::new(visitor, "/workers", "Workers"), tables) }.shown()
+    Tables { notices, live, again: AGAIN, ..Tables::new(Frame::new(visitor, "/workers", "Workers"), tables) }.shown()
 }
 
 fn row(worker: &Worker, now: Instant, is_operator: bool) -> Vec<Cell> {
@@ -65,6 +62,7 @@ fn row(worker: &Worker, now: Instant, is_operator: bool) -> Vec<Cell> {
         Cell::text(format!("{}:{}", text("hostname", 64), number("pid"))),
         Cell::number(format!("{}/{}", number("free"), number("capacity"))),
         Cell::number(jobs_of(worker)),
+        Cell::number(or_dash(memory(worker))),
         Cell::number(seen.unwrap_or_else(|_| "never".into())),
         Cell::text(printable(&works_on(worker), 200)),
         Cell::text(printable(&worker.classes.join(", "), 300)),

@@ -17,7 +17,7 @@ use recruiter_common::{
 use tokio::sync::mpsc;
 
 use super::Lease;
-use crate::engine::{held::Held, meters::HeartbeatMeters};
+use crate::engine::{held::Held, memory, meters::HeartbeatMeters};
 
 /// Heartbeats are sent at multiples of this time, by MongoDB's clock. Heartbeats at the same instant share one journal write of MongoDB.
 const TOGETHER: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ impl Heartbeat {
             }
             hanging = 0;
             let sent = Uptime::now();
-            let next = match self.store.heartbeat(self.worker, &self.held.working_on()).await {
+            let next = match self.store.heartbeat(self.worker, &self.held.working_on(), memory::resident()).await {
                 Ok(reply @ HeartbeatReply::Seen { at, .. }) => {
                     self.lease.renew(sent, at, self.lease_for);
                     self.meters.acknowledged(sent, std::mem::replace(&mut acknowledged, sent), at);

@@ -4,7 +4,6 @@
 //! declared dead, is another session with another worker id.
 
 mod leader;
-pub(crate) mod memory;
 mod operator;
 mod register;
 mod report;
@@ -28,6 +27,7 @@ use self::{leader::Leader, operator::wanted, work::Work};
 use super::{
     dependencies::Dependencies,
     environment::Environment,
+    memory,
     starts::{Answered, release_unconfirmed},
 };
 use crate::config::WorkerConfig;

@@ -17,6 +17,7 @@ use crate::{
         environment::Environment,
         held::Held,
         lease::{Lease, heartbeat::Heartbeat},
+        memory,
         record::recorder::Recorder,
     },
     registry::Registry,
@@ -52,7 +53,7 @@ impl Session {
         store.register(&registration).await?;
         // Before any slot is offered: a worker without a lease starts no job.
         let (lease, sent) = (Arc::new(Lease::default()), Uptime::now());
-        if let HeartbeatReply::Seen { at, .. } = store.heartbeat(id, &[]).await? {
+        if let HeartbeatReply::Seen { at, .. } = store.heartbeat(id, &[], memory::resident()).await? {
             lease.renew(sent, at, config.lease);
             dependencies.meters.heartbeats.acknowledged(sent, sent, at);
         }

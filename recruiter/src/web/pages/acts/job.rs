@@ -107,39 +107,46 @@ pub(in super::super) async fn ask(
 ) -> Answer {
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
     given.end()?;
-    let mut question = Question::new(visitor, "/jobs", act.word(), &format!("job {id}"), format!("/jobs/{id}/{word}"));
-    let mut changed = would(&web, &act.asked(web.store.now())?, id).await?;
+    question(&web, visitor, id, act).await?.asked()
+}
+
+async fn question(web: &Web, visitor: Visitor, id: JobId, act: JobAct) -> Result<Question, Problem> {
+    let path = format!("/jobs/{id}/{}", act.word().to_lowercase());
+    let mut question = Question::new(visitor, "/jobs", act.word(), &format!("job {id}"), path);
+    let mut changed = would(web, &act.asked(web.store.now())?, id).await?;
     if let Changed::Refused(before @ Refusal::RetriedBefore { .. }) = &changed {
         question.would = format!("Attention: {before}. ");
         question.fields.push(Field::hidden("again", "true"));
-        changed = would(&web, &Change::Retry { again: true, with: Box::default() }, id).await?;
+        changed = would(web, &Change::Retry { again: true, with: Box::default() }, id).await?;
     }
     if let Changed::Refused(refusal) = &changed {
         return Err(if *refusal == Refusal::Unknown { unknown(id) } else { Problem::conflict(refusal) });
     }
     if let Changed::EnqueuedAgain { .. } = &changed {
-        question.fields.extend(Content::of(&web, id).await?.fields());
+        question.fields.extend(Content::of(web, id).await?.fields());
     } else if act == JobAct::Change {
-        let Content { group, priority, .. } = Content::of(&web, id).await?;
+        let Content { group, priority, .. } = Content::of(web, id).await?;
         question.fields.extend(fields_of_change(group, priority));
     }
     question.would += &format!("The job {}.", message(&changed, true));
     question.is_dangerous = act.is_dangerous();
     question.back = format!("/jobs/{id}");
-    question.asked()
+    Ok(question)
 }
 
 /// Changes a job.
 pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, sent: Sent) -> Answer {
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
+    let before = Content::of(&web, id).await?;
     let now = web.store.now();
     let wanted = match act {
-        JobAct::Retry => Content::of(&web, id).await?.wanted(&sent.fields)?,
-        JobAct::Change => {
-            let Content { group, priority, .. } = Content::of(&web, id).await?;
-            new_values(&sent.fields, &group, &priority)?.wanted(now)?
-        }
-        JobAct::Cancel | JobAct::Delete => act.wanted(&sent.fields, now)?,
+        JobAct::Retry => before.wanted(&sent.fields),
+        JobAct::Change => new_values(&sent.fields, &before.group, &before.priority).and_then(|values| values.wanted(now)),
+        JobAct::Cancel | JobAct::Delete => act.wanted(&sent.fields, now),
+    };
+    let wanted = match wanted {
+        Ok(wanted) => wanted,
+        Err(problem) => return question(&web, sent.visitor, id, act).await?.again(&sent.fields, problem),
     };
     let to = match (change(&web, actor, id, wanted, false).await?, act) {
         (Changed::EnqueuedAgain { new: Some(new), .. }, _) => format!("/jobs/{new}"),

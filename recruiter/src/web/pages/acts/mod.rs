@@ -17,12 +17,18 @@ pub(super) mod schedule;
 pub(super) mod worker;
 
 use askama::Template;
+use axum::response::IntoResponse as _;
+use recruiter_common::text::printable;
 
 use super::{
     super::problem::Problem,
+    form::Fields,
     frame::{Answer, Frame, page},
     visitor::Visitor,
 };
+
+/// How much is said about what cannot be used, in characters.
+const LONGEST_PROBLEM: usize = 1_000;
 
 /// The page that asks before something is done.
 #[derive(Template)]
@@ -32,6 +38,8 @@ struct Question {
     csrf: String,
     /// What is asked.
     question: String,
+    /// Why what was sent before cannot be used.
+    problem: Option<String>,
     /// What would be done.
     would: String,
     /// Where the form goes.
@@ -67,6 +75,7 @@ impl Question {
             csrf: visitor.csrf.to_string(),
             frame: Frame::new(visitor, section, format!("{word}: {of}")),
             question: format!("{word}: {of}?"),
+            problem: None,
             would: String::new(),
             path,
             fields: Vec::new(),
@@ -78,6 +87,18 @@ impl Question {
 
     fn asked(&self) -> Answer {
         page(self)
+    }
+
+    /// Asks again, with what was sent, if that cannot be used.
+    fn again(mut self, sent: &Fields, problem: Problem) -> Answer {
+        for field in &mut self.fields {
+            if let Some(text) = sent.given(field.name) {
+                text.clone_into(&mut field.value);
+            }
+        }
+        let status = problem.status();
+        self.problem = Some(printable(&problem.into_detail(), LONGEST_PROBLEM));
+        Ok((status, self.asked()?).into_response())
     }
 }
 
