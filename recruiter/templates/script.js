@@ -15,7 +15,8 @@ document.addEventListener("formdata", (event) => {
 });
 // Reads the page again while somebody looks at it, and not while something is selected, pressed or typed.
 const outdated = document.querySelector("[data-outdated]");
-const { again, live } = document.querySelector("main").dataset;
+const { again } = document.querySelector("main").dataset;
+let { live } = document.querySelector("main").dataset;
 const isSeen = () => document.visibilityState === "visible";
 const isUsed = (main) => !document.getSelection().isCollapsed || main.matches(":active") || main.querySelector("input:not([type=checkbox]):focus");
 const nameOf = (element) => [element.tagName, element.closest("[data-key]")?.dataset.key, element.getAttribute("href"), element.getAttribute("name"), element.getAttribute("aria-label")].join();
@@ -38,29 +39,36 @@ const say = (isOutdated) => {
   const link = Object.assign(document.createElement("a"), { href: "", textContent: "Load it again" });
   outdated.replaceChildren(...(isOutdated ? ["This page is not up to date. ", link] : []));
 };
-let due = false, waits = false, reading = false, isCut = false, source = null;
-// In a second, or after so many.
+let due = false, waits = false, reading = false, isCut = false, source = null, notBefore = 0;
+// In a second, or after so many; not before ten times as long as the last reading took.
 const soon = (seconds = 1) => {
   due = true;
   if (waits || reading || !isSeen()) return;
   waits = true;
-  setTimeout(() => { waits = false; renew(); }, seconds * 1000);
+  setTimeout(() => { waits = false; renew(); }, Math.max(seconds * 1000, notBefore - performance.now()));
 };
 const renew = async () => {
   const main = document.querySelector("main");
   if (!isSeen()) return;
   if (isUsed(main)) { say(true); soon(); return; }
   let pause = 1;
+  const begun = performance.now();
   [due, reading] = [false, true];
   try {
     const answer = await fetch(location.href, { redirect: "error", signal: AbortSignal.timeout(30_000) });
     const next = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
     if (!answer.ok || !next) throw new Error(answer.statusText);
-    if (isUsed(main)) due = true;
-    else replace(main, next);
-    if (live && !next.dataset.live) unfollow();
+    const names = new Set([...next.querySelectorAll("input")].map(nameOf));
+    // A chosen row that the next page does not have would be lost.
+    if (![...main.querySelectorAll("input:checked")].every((chosen) => names.has(nameOf(chosen)))) [due, pause] = [true, 15];
+    else if (isUsed(main)) due = true;
+    else {
+      replace(main, next);
+      if (next.dataset.live !== live) { live = next.dataset.live; unfollow(); follow(); }
+    }
   } catch { [due, pause] = [true, 5]; }
   reading = false;
+  notBefore = performance.now() + 10 * (performance.now() - begun);
   say(due || isCut);
   if (due) soon(pause);
 };
@@ -68,8 +76,8 @@ const renew = async () => {
 if (again) setInterval(soon, again * 1000);
 // After events, while the page is seen: a browser has few connections, which hidden pages would keep.
 const follow = () => {
-  if (!isSeen()) { source?.close(); source = null; return; }
-  if (source) return;
+  if (!isSeen()) unfollow();
+  if (!live || !isSeen() || source) return;
   source = new EventSource(live);
   // Events begin up to a second later.
   source.onopen = () => { isCut = false; setTimeout(soon, 1000); };
@@ -78,13 +86,11 @@ const follow = () => {
   source.onerror = (event) => { if (event.target.readyState === EventSource.CLOSED) { isCut = true; say(true); } };
 };
 const unfollow = () => {
-  document.removeEventListener("visibilitychange", follow);
   source?.close();
+  [source, isCut] = [null, false];
 };
-if (live) {
-  document.addEventListener("visibilitychange", follow);
-  follow();
-}
+document.addEventListener("visibilitychange", follow);
+follow();
 // A list of events grows at its begin, and can be held.
 const tail = document.querySelector("[data-tail]");
 if (tail) {

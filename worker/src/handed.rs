@@ -2,7 +2,7 @@
 //!
 //! A [`Worker`](crate::Worker) that hands out its jobs has as many free slots as clients wait. Everything else is as for other workers:
 //! limits, lines, retries, cancellation, rescue. While clients come back soon, jobs are assigned and locked ahead of them; those that no
-//! client takes within a fraction of a second are returned.
+//! client takes within about a second are returned.
 //!
 //! The contract is that of a queue with reservations, as Keuss (`reserve`, `commit`, `rollback`) and Faktory (`FETCH`, `ACK`, `FAIL`) have it.
 

@@ -6,7 +6,6 @@
 //! | `access` | who may do what: tokens and people in a file, roles, and requests that a browser makes for another page |
 //! | `audit` | changes, each with its entry in the audit |
 //! | `changes` | changes of jobs |
-//! | `latest` | readings that requests share for a moment |
 //! | `live` | events for many readers, from one subscription |
 //! | `password` | passwords, as hashes |
 //! | `person` | `recruiter web password`: makes one |
@@ -22,7 +21,6 @@ mod api;
 mod args;
 mod audit;
 mod changes;
-mod latest;
 mod live;
 mod pages;
 mod password;
@@ -32,11 +30,16 @@ mod requests;
 mod token;
 mod work;
 
-use std::{io::Write, sync::Arc, time::Duration};
+use std::{
+    io::Write,
+    sync::Arc,
+    time::{Duration, Instant as Monotonic},
+};
 
 use anyhow::Context as _;
 use axum::{Router, extract::State, middleware::from_fn_with_state};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use recruiter_common::{
     exit::Exit,
     http::{Bounds, serve},
@@ -55,7 +58,6 @@ pub use self::args::WebArgs;
 use self::{
     access::{Access, Role, refuse_other_pages},
     args::WebCommand,
-    latest::Latest,
     live::Live,
     problem::Problem,
     work::Work,
@@ -73,6 +75,8 @@ const BOUNDS: Bounds = Bounds {
 };
 /// Maximum number of streams of events and messages at a time. Other requests have the rest of the connections.
 const STREAMS: usize = 500;
+/// How long the defaults of classes are used, which workers declare at their start.
+const CLASSES_FOR: Duration = Duration::from_secs(1);
 /// How long a stop waits for requests that have begun.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -84,8 +88,8 @@ struct Web {
     /// Changes that have begun.
     tasks: TaskTracker,
     live: Live,
-    /// The defaults that workers declare at their start.
-    classes: Latest<Classes>,
+    /// The defaults that workers have declared, and when they were asked for.
+    classes: Mutex<Option<(Monotonic, Arc<Classes>)>>,
     /// Streams that may be opened.
     streams: Arc<Semaphore>,
     /// Ends all streams.
@@ -105,7 +109,7 @@ impl Web {
             work,
             tasks: TaskTracker::new(),
             live: Live::default(),
-            classes: Latest::default(),
+            classes: Mutex::default(),
             streams: Arc::new(Semaphore::new(STREAMS)),
             stop: CancellationToken::new(),
             csrf: hex::encode(rand::random::<[u8; 32]>()).into(),
@@ -116,9 +120,14 @@ impl Web {
 }
 
 impl Web {
+    /// The defaults of classes, of [`CLASSES_FOR`] ago at most. A reading would take as long as the enqueueing itself.
     async fn classes(&self) -> Result<Arc<Classes>, Problem> {
-        let store = self.store.clone();
-        self.classes.get(&self.tasks, async move { Ok(store.class_defaults().await?) }).await
+        if let Some((_, classes)) = self.classes.lock().as_ref().filter(|(asked, _)| asked.elapsed() < CLASSES_FOR) {
+            return Ok(classes.clone());
+        }
+        let (asked, classes) = (Monotonic::now(), Arc::new(self.store.class_defaults().await?));
+        *self.classes.lock() = Some((asked, classes.clone()));
+        Ok(classes)
     }
 }
 

@@ -240,9 +240,9 @@ async fn a_stop_answers_those_who_wait_and_lets_clients_end_their_jobs() {
     assert_eq!(database.count("roster", doc! {}).await, 0);
 }
 
-/// No more jobs are assigned than clients wait, and limits count those that clients have.
+/// Limits count the jobs that clients have.
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_hold_and_nothing_is_assigned_without_a_client() {
+async fn limits_hold_for_clients() {
     let (database, store, _system, api) = begin().await;
     store.limits().set("smtp", Limit::capacity(1)).await.unwrap();
     for _ in 0..3 {

@@ -106,7 +106,7 @@ pub(super) async fn put_schedule(
 ) -> Result<Json<Value>, Problem> {
     let (dry_run, unknown) = (given.flag("dry_run")?, policies(&mut given)?);
     given.end()?;
-    let schedule = body.value::<NewSchedule>()?.checked(&name, &*web.classes().await?, unknown)?;
+    let schedule = body.value::<NewSchedule>()?.checked(&name, &web.store.class_defaults().await?, unknown)?;
     let (class, _) = schedule.enqueues().map(NewJob::class_and_group).unwrap_or_default();
     let target = doc! { "schedule": &name, "timing": schedule.to_string(), "class": printable(class, 256) };
     let store = web.store.clone();

@@ -5,8 +5,11 @@ use std::cmp::Reverse;
 use axum::{Extension, extract::State};
 use chrono::TimeDelta;
 use recruiter_common::{
-    store::{Cleaner, Finding, State as Health, Store, StoreError},
+    instant::Instant,
+    store::{Cleaner, Finding, Observed, State as Health, Store},
+    telemetry::chain,
     text::{briefly_apart, moment, printable},
+    workers::Leader,
 };
 
 use super::{
@@ -22,9 +25,8 @@ use crate::views::{or_dash, tone::Tone};
 pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
     let store = web.store.clone();
-    let examine = async move { Ok((store.now(), store.findings().await)) };
-    let (processes, found) = tokio::join!(processes(&web.store), web.kept.findings.get(&web.tasks, examine));
-    let (at, findings) = &*found?;
+    let examined = web.kept.examined.get(&web.tasks, async move { Ok(Examined::read(&store).await) }).await?;
+    let Examined { at, processes, findings } = &*examined;
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| Reverse(finding.state));
     let findings = Table {
@@ -34,45 +36,73 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
         columns: &["State", "Check", "Finding"],
         rows: sorted.into_iter().map(finding).collect(),
     };
-    // The findings say why.
+    let (notices, processes) = match processes {
+        Ok(processes) => (Vec::new(), Some(processes.table(*at))),
+        Err(problem) => (vec![(Tone::Bad, format!("The processes could not be read: {problem}"))], None),
+    };
     let tables = processes.into_iter().chain([findings]).collect();
-    Tables { again: AGAIN, ..Tables::new(Frame::new(visitor, "/cluster", "Cluster"), tables) }.shown()
+    Tables { notices, again: AGAIN, ..Tables::new(Frame::new(visitor, "/cluster", "Cluster"), tables) }.shown()
 }
 
-/// The recruiter that leads, and the cleaners.
-async fn processes(store: &Store) -> Result<Table, StoreError> {
-    let (leader, lease, cleaners) = tokio::try_join!(store.leader(), store.observe_lease(), store.cleaners())?;
-    let now = store.now();
-    let led = lease.map(|lease| {
-        let (state, tone) = if leader.is_missing() { ("silent", Tone::Bad) } else { ("leads", Tone::Good) };
-        let seen = or_dash(lease.renewed_at.map(|at| format!("{} ago", briefly_apart(at, now))));
-        vec![
-            Cell::text("Recruiter"),
-            Cell::state(if lease.released { "stopped" } else { state }, tone),
-            Cell::text(printable(&lease.holder_at, 80)),
-            Cell::number(seen),
-            Cell::text("-"),
-            Cell::text(format!("term {}", lease.term)),
-        ]
-    });
-    let cleaner = |cleaner: &Cleaner| {
-        let seen = format!("{} ago", briefly_apart(now - cleaner.seen_before.max(TimeDelta::zero()), now));
-        vec![
-            Cell::text("Cleaner"),
-            if cleaner.is_silent() { Cell::state("silent", Tone::Warning) } else { Cell::state("cleans", Tone::Good) },
-            Cell::text(&cleaner.name),
-            Cell::number(seen),
-            Cell::text(&cleaner.version),
-            Cell::text(format!("keeps archived jobs: {}", cleaner.keeps)),
-        ]
-    };
-    Ok(Table {
-        id: "processes",
-        title: "Processes".into(),
-        none: "No recruiter has led yet, and no cleaner has run.",
-        columns: &["Program", "State", "Process", "#Seen", "Version", "More"],
-        rows: led.into_iter().chain(cleaners.iter().map(cleaner)).collect(),
-    })
+/// What all who look at the page share.
+pub(super) struct Examined {
+    at: Instant,
+    processes: Result<Processes, String>,
+    findings: Vec<Finding>,
+}
+
+struct Processes {
+    leader: Leader,
+    lease: Option<Observed>,
+    cleaners: Vec<Cleaner>,
+}
+
+impl Examined {
+    async fn read(store: &Store) -> Self {
+        let processes = async { tokio::try_join!(store.leader(), store.observe_lease(), store.cleaners()) };
+        let (processes, findings) = tokio::join!(processes, store.findings());
+        let processes = processes.map(|(leader, lease, cleaners)| Processes { leader, lease, cleaners });
+        Self { at: store.now(), processes: processes.map_err(|error| chain(&error)), findings }
+    }
+}
+
+impl Processes {
+    fn table(&self, now: Instant) -> Table {
+        let led = self.lease.as_ref().map(|lease| {
+            let (state, tone) = match self.leader.is_missing() {
+                _ if lease.released => ("stopped", Tone::Warning),
+                true => ("silent", Tone::Bad),
+                false => ("leads", Tone::Good),
+            };
+            let seen = or_dash(lease.renewed_at.map(|at| format!("{} ago", briefly_apart(at, now))));
+            vec![
+                Cell::text("Recruiter"),
+                Cell::state(state, tone),
+                Cell::text(printable(&lease.holder_at, 80)),
+                Cell::number(seen),
+                Cell::text("-"),
+                Cell::text(format!("term {}", lease.term)),
+            ]
+        });
+        let cleaner = |cleaner: &Cleaner| {
+            let seen = format!("{} ago", briefly_apart(now - cleaner.seen_before.max(TimeDelta::zero()), now));
+            vec![
+                Cell::text("Cleaner"),
+                if cleaner.is_silent() { Cell::state("silent", Tone::Warning) } else { Cell::state("cleans", Tone::Good) },
+                Cell::text(&cleaner.name),
+                Cell::number(seen),
+                Cell::text(&cleaner.version),
+                Cell::text(format!("keeps archived jobs: {}", cleaner.keeps)),
+            ]
+        };
+        Table {
+            id: "processes",
+            title: "Processes".into(),
+            none: "No recruiter has led yet, and no cleaner has run.",
+            columns: &["Program", "State", "Process", "#Seen", "Version", "More"],
+            rows: led.into_iter().chain(self.cleaners.iter().map(cleaner)).collect(),
+        }
+    }
 }
 
 fn finding(finding: &Finding) -> Vec<Cell> {

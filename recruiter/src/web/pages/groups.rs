@@ -36,6 +36,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
     // Those behind the last one were not counted.
     let last = groups.keys().next_back().cloned().filter(|_| read.more_groups > 0);
     let is_counted = |name: &&String| last.as_ref().is_none_or(|last| *name <= last);
+    // Also those of this moment: an own act is seen at once.
     let paused = settings.pauses.keys().filter_map(|paused| if let Paused::Group(name) = paused { Some(name) } else { None });
     for name in settings.groups.keys().chain(most.keys()).chain(paused).filter(is_counted) {
         groups.entry(name.clone()).or_insert_with(|| GroupCounts { name: name.clone(), ..GroupCounts::default() });

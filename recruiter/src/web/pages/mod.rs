@@ -16,6 +16,7 @@
 //! | `groups`, `limits`, `schedules`, `workers` | tables of these |
 //! | `job` | a job |
 //! | `jobs` | the list of jobs |
+//! | `latest` | a reading of MongoDB that all share |
 //! | `live` | the events after which a page is read again |
 //! | `login` | log in and out |
 //! | `overview` | throughput, failures and latency, and what waits |
@@ -39,6 +40,7 @@ mod graph;
 mod groups;
 mod job;
 mod jobs;
+mod latest;
 mod limits;
 mod live;
 mod login;
@@ -59,11 +61,10 @@ use axum::{
     middleware::{from_fn, from_fn_with_state, map_response},
     routing::{get, post},
 };
-use recruiter_common::{instant::Instant, store::Finding};
 use tokio::sync::Mutex;
 
-use self::{attempts::Attempts, chart::Charts, overview::Overview, recent::Recent, sessions::Sessions};
-use super::{Web, latest::Latest, problem::Problem};
+use self::{attempts::Attempts, chart::Charts, cluster::Examined, latest::Latest, overview::Overview, recent::Recent, sessions::Sessions};
+use super::{Web, problem::Problem};
 
 /// The largest form, in bytes.
 const LONGEST_FORM: usize = 64 * 1024;
@@ -75,7 +76,7 @@ pub(super) struct Kept {
     day: Latest<Charts>,
     ended_in_hour: Arc<Mutex<Recent>>,
     ended_in_day: Arc<Mutex<Recent>>,
-    findings: Latest<(Instant, Vec<Finding>)>,
+    examined: Latest<Examined>,
     overview: Latest<Overview>,
     /// Jobs that run, and about how many are archived.
     numbers: Latest<(u64, u64)>,

@@ -6,8 +6,8 @@ use recruiter_common::{
     store::{Finished, SAMPLED, Store, StoreError},
 };
 
-/// An end is written within this time after its date, or is missing on the charts.
-const WRITTEN_WITHIN: TimeDelta = TimeDelta::seconds(5);
+/// An end is written within this time after its date, or is missing on the charts: longer than a failover.
+const WRITTEN_WITHIN: TimeDelta = TimeDelta::seconds(60);
 
 /// The newest jobs that have ended, at most [`SAMPLED`].
 #[derive(Default)]

@@ -137,11 +137,13 @@ async fn question(web: &Web, visitor: Visitor, id: JobId, act: JobAct) -> Result
 /// Changes a job.
 pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, word)): Path<(String, String)>, sent: Sent) -> Answer {
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
-    let before = Content::of(&web, id).await?;
     let now = web.store.now();
     let wanted = match act {
-        JobAct::Retry => before.wanted(&sent.fields),
-        JobAct::Change => new_values(&sent.fields, &before.group, &before.priority).and_then(|values| values.wanted(now)),
+        JobAct::Retry => Content::of(&web, id).await?.wanted(&sent.fields),
+        JobAct::Change => {
+            let Content { group, priority, .. } = Content::of(&web, id).await?;
+            new_values(&sent.fields, &group, &priority).and_then(|values| values.wanted(now))
+        }
         JobAct::Cancel | JobAct::Delete => act.wanted(&sent.fields, now),
     };
     let wanted = match wanted {

@@ -1,6 +1,6 @@
 //! Retries, cancels and deletes many jobs: those that are chosen, or all that match.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension,
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{
     super::{
         super::{
-            Shared,
+            Shared, Web,
             audit::Actor,
             changes::{Many, Wanted, change_many},
             problem::Problem,
@@ -47,13 +47,17 @@ pub(in super::super) async fn ask(
     if given.pairs().next().is_none() {
         return Err(Problem::bad("Choose a job first."));
     }
+    question(&web, actor, visitor, act, given).await?.asked()
+}
+
+async fn question(web: &Arc<Web>, actor: Actor, visitor: Visitor, act: JobAct, given: Parameters) -> Result<Question, Problem> {
     // Their ids have the second in which jobs that wait were enqueued.
     let asked = web.store.now().duration_trunc(TimeDelta::seconds(1)).map_err(Problem::bad)? + TimeDelta::seconds(1);
     let text = asked.to_rfc3339_opts(SecondsFormat::Secs, true);
-    let path = link(&format!("/jobs/many/{word}"), given.pairs().chain([(ASKED, &*text)]));
+    let path = link(&format!("/jobs/many/{}", act.word().to_lowercase()), given.pairs().chain([(ASKED, &*text)]));
     let change = act.asked(asked)?;
     let many = Many::of(given, &change, asked)?.before(asked);
-    let report = change_many(&web, actor, many, Wanted::of(change), true, Some(LOOK_LIMIT)).await?;
+    let report = change_many(web, actor, many, Wanted::of(change), true, Some(LOOK_LIMIT)).await?;
     let matched = at_least(report.matched(), report.is_stopped);
     let mut question =
         Question::new(visitor, "/jobs", act.word(), &if matched == "1" { "1 job".into() } else { format!("{matched} jobs") }, path);
@@ -62,7 +66,7 @@ pub(in super::super) async fn ask(
     if act == JobAct::Change {
         question.fields.extend(fields_of_change(String::new(), String::new()));
     }
-    question.asked()
+    Ok(question)
 }
 
 /// Changes jobs.
@@ -70,7 +74,10 @@ pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path(word): 
     let act = JobAct::of_word(&word)?;
     let asked = given.take(ASKED, |text| instant_of_text(text).map_err(|problem| problem.to_string()))?;
     let asked = asked.ok_or_else(|| Problem::bad("The address does not say when the jobs were counted."))?;
-    let wanted = act.wanted(&sent.fields, web.store.now())?;
+    let wanted = match act.wanted(&sent.fields, web.store.now()) {
+        Ok(wanted) => wanted,
+        Err(problem) => return question(&web, actor, sent.visitor, act, given).await?.again(&sent.fields, problem),
+    };
     let many = Many::of(given, &wanted.change, asked)?.before(asked);
     let Ok(report) = timeout(ANSWERED_WITHIN, change_many(&web, actor, many, wanted, false, None)).await else {
         return Err(Problem::new(StatusCode::ACCEPTED, "The change takes longer, and goes on. The audit will say what came out."));

@@ -1,4 +1,4 @@
-//! A reading of MongoDB that all requests share, so that a hundred open pages cost what one does.
+//! A reading of MongoDB that all who look at a page share, so that a hundred open pages cost what one does.
 
 use std::{
     sync::Arc,
@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
 
-use super::problem::Problem;
+use super::super::problem::Problem;
 
 /// A reading is not repeated within this time.
 const AT_MOST_EVERY: Duration = Duration::from_secs(2);
