@@ -15,7 +15,7 @@ use recruiter_tests::{
     local::prepared,
     mongo::TestDatabase,
     processes::{Setup, System, binary},
-    wait::{SOON, wait_until},
+    wait::{SOON, wait_for, wait_until},
 };
 use reqwest::{Method, header};
 use tempfile::NamedTempFile;
@@ -279,7 +279,9 @@ async fn mongodb_that_is_away_is_said_on_a_page() {
     let api = Api::serve(&database, &[]).await;
     let fault = FailPoint::new("recruiter web", &["find", "aggregate", "count"]).error_code(189).arm(database.uri()).await;
     for path in ["/", "/jobs", "/workers"] {
-        let answered = api.page(Method::GET, path).send().await.unwrap();
+        // The overview may have been read just before.
+        let fails = async || Some(api.page(Method::GET, path).send().await.unwrap()).filter(|answered| answered.status() != 200);
+        let answered = wait_for(SOON, path, fails).await;
         assert_eq!((answered.status().as_u16(), &answered.headers()[header::RETRY_AFTER]), (503, &"1".parse().unwrap()), "{path}");
         let page = answered.text().await.unwrap();
         assert!(page.contains("Not available now") && page.contains("role=\"alert\""), "{page}");
