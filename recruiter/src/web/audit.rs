@@ -2,7 +2,11 @@
 //!
 //! A change whose entry cannot be written is refused. One that has begun goes on to its end and is noted, also if its client has gone.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering},
+};
 
 use axum::{
     extract::FromRequestParts,
@@ -78,6 +82,8 @@ impl Action {
             Some(web.store.intend(Intended { caller: caller.given_name(), address: address.to_string(), action, target }).await?)
         };
         let done = change.await;
+        // Whatever came out: it may have been done.
+        web.changed.fetch_add(1, Ordering::Relaxed);
         let outcome = match &done {
             Ok((_, outcome)) => outcome.clone(),
             Err(problem) => problem.outcome(),

@@ -32,7 +32,10 @@ mod work;
 
 use std::{
     io::Write,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant as Monotonic},
 };
 
@@ -87,6 +90,8 @@ struct Web {
     work: Arc<Work>,
     /// Changes that have begun.
     tasks: TaskTracker,
+    /// How many have ended.
+    changed: AtomicU64,
     live: Live,
     /// The defaults that workers have declared, and when they were asked for.
     classes: Mutex<Option<(Monotonic, Arc<Classes>)>>,
@@ -108,6 +113,7 @@ impl Web {
             access,
             work,
             tasks: TaskTracker::new(),
+            changed: AtomicU64::default(),
             live: Live::default(),
             classes: Mutex::default(),
             streams: Arc::new(Semaphore::new(STREAMS)),
@@ -120,6 +126,11 @@ impl Web {
 }
 
 impl Web {
+    /// How many changes have ended.
+    fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Relaxed)
+    }
+
     /// The defaults of classes, of [`CLASSES_FOR`] ago at most. A reading would take as long as the enqueueing itself.
     async fn classes(&self) -> Result<Arc<Classes>, Problem> {
         if let Some((_, classes)) = self.classes.lock().as_ref().filter(|(asked, _)| asked.elapsed() < CLASSES_FOR) {

@@ -269,7 +269,11 @@ async fn the_whole_is_seen_on_the_overview_and_in_tables() {
     expect("/limits/of?name=printer", &["at most 3 at a time", &format!("href=\"/jobs/{printing}\"")]).await;
     assert!(store.control(false).change(&Change::Cancel, &[printing]).await.is_ok());
     expect("/schedules", &["There are no schedules."]).await;
+    let weighted = (0..500).map(|n| doc! { "_id": format!("many-{n:03}"), "weight": 2.5 });
+    database.raw("groups").insert_many(weighted).bypass_document_validation(true).await.unwrap();
+    expect("/groups", &["The first 500 groups, without the ", "many-497"]).await;
     system.stop().await;
+    expect("/cluster", &[">stopped<"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -533,8 +537,12 @@ async fn a_retried_job_may_get_other_parameters() {
     assert_eq!(new.get_document("workable").unwrap().get_document("parameters").unwrap(), &expected, "what is hidden stays");
     assert_eq!((new.get_str("group").unwrap(), new.get_i32("priority").unwrap()), ("other", 9));
     let (_, asked) = api.read(&path).await;
-    assert!(asked.contains("name=\"again\""), "{asked}");
-    assert_eq!(send(&api, &path, "", &[("csrf", &csrf), ("again", "true")]).await.0, 303);
+    let retried = new.get_object_id("_id").unwrap().to_hex();
+    assert!(asked.contains(&format!("name=\"again\" value=\"{retried}\"")), "{asked}");
+    for (again, status) in [("true", 409), (&*retried, 303), (&*retried, 409)] {
+        assert_eq!(send(&api, &path, "", &[("csrf", &csrf), ("again", again)]).await.0, status, "a form that is sent twice: {again}");
+    }
+    assert_eq!(database.count("scheduled", doc! {}).await, 2);
     let noted: Vec<Document> = database.all("audit", doc! { "outcome.outcome": "enqueued-again" }).await;
     let noted: Vec<&Document> = noted.iter().map(|entry| entry.get_document("target").unwrap()).collect();
     let first = doc! { "job": id.to_string(), "set": ["a", "d", "new"], "group": "other", "priority": "9" };

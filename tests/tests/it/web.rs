@@ -20,7 +20,7 @@ use recruiter_tests::{
     local::prepared,
     mongo::TestDatabase,
     processes::{Setup, System},
-    wait::SOON,
+    wait::{SOON, wait_until},
 };
 use reqwest::{Method, header};
 use serde_json::{Value, json};
@@ -78,6 +78,30 @@ async fn a_job_is_enqueued_waited_for_found_and_changed() {
     assert_eq!(answer(api.request(Method::DELETE, &format!("/jobs/{id}"))).await.0, 200);
     assert_eq!(api.get(&format!("/jobs/{id}")).await.0, 404);
     assert_eq!(api.get(&format!("/jobs/{id}/end")).await.0, 404);
+}
+
+#[tokio::test]
+async fn jobs_get_the_defaults_that_workers_have_declared_a_second_before() {
+    let database = TestDatabase::of_its_own().await;
+    recruiter_tests::local::store(&database).await;
+    let api = Api::serve(&database, &OPEN).await;
+    let priority = async || {
+        let (status, job) = api.post("/jobs", &json!({ "class": "mail" })).await;
+        assert_eq!(status, 201, "{job}");
+        let id: ObjectId = job["id"].as_str().unwrap().parse().unwrap();
+        database.only("scheduled", doc! { "_id": id }).await.get_i32("priority").unwrap()
+    };
+    database.raw("metadata").insert_one(doc! { "_id": "class:mail", "priority": 8 }).await.unwrap();
+    assert_eq!(priority().await, 8);
+    let (changed, to) = (doc! { "_id": "class:mail" }, doc! { "$set": { "priority": 2 } });
+    database.raw("metadata").update_one(changed, to).await.unwrap();
+    wait_until(SOON, "the next defaults", async || priority().await == 2).await;
+    // A job without its defaults would be another one.
+    let fault = FailPoint::new("recruiter web", &["find"]).error_code(189).arm(database.uri()).await;
+    recruiter_common::shutdown::pause(Duration::from_millis(1_100)).await;
+    assert_eq!(api.post("/jobs", &json!({ "class": "mail" })).await.0, 503);
+    drop(fault);
+    assert_eq!(priority().await, 2, "no error is kept");
 }
 
 #[tokio::test]

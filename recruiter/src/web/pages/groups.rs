@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use axum::{Extension, extract::State, http::StatusCode};
 use recruiter_common::{
     flags::name_of_text,
-    limits::{GroupSettings, Pause, Paused},
-    store::{COUNTED, LOOK_LIMIT, group_of_resource, paused_by},
+    limits::{GroupSettings, Pause, Paused, Settings},
+    store::{COUNTED, LOOK_LIMIT, Store, StoreError, group_of_resource, paused_by},
     text::{briefly_apart, printable},
     why::WhyGroup,
 };
@@ -26,12 +26,28 @@ use crate::views::{counts::GroupCounts, limits::described, or_dash, tone::Tone};
 /// Maximum number of groups that are shown.
 const MOST: usize = 500;
 
+/// What is declared of groups, which all who look at them share.
+pub(super) struct Declared {
+    settings: Settings,
+    /// How many jobs may wait, by group.
+    most: BTreeMap<String, u64>,
+}
+
+impl Declared {
+    async fn read(store: &Store) -> Result<Self, StoreError> {
+        let (settings, backlogs) = tokio::try_join!(store.settings(), store.group_backlogs())?;
+        let most = backlogs.into_iter().filter_map(|backlog| Some((backlog.group, backlog.most_waiting?))).collect();
+        Ok(Self { settings, most })
+    }
+}
+
 /// Lists the groups.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
-    let (read, settings, backlogs) =
-        tokio::try_join!(Overview::of(&web), async { Ok(web.store.settings().await?) }, async { Ok(web.store.group_backlogs().await?) })?;
-    let most: BTreeMap<String, u64> = backlogs.into_iter().filter_map(|backlog| Some((backlog.group, backlog.most_waiting?))).collect();
+    let store = web.store.clone();
+    let declared = async move { Ok(Declared::read(&store).await?) };
+    let (read, declared) = tokio::try_join!(Overview::of(&web), web.kept.groups.after(&web.tasks, web.changed(), declared))?;
+    let Declared { settings, most } = &*declared;
     let mut groups: BTreeMap<String, GroupCounts> = read.groups.iter().map(|group| (group.name.clone(), group.clone())).collect();
     // Those behind the last one were not counted.
     let last = groups.keys().next_back().cloned().filter(|_| read.more_groups > 0);

@@ -1,8 +1,10 @@
 //! The list of jobs: a page of it, newest first, of those that match.
 
+use std::sync::Arc;
+
 use askama::Template;
 use axum::{Extension, extract::State};
-use recruiter_common::{Page, job::Stage, spec::id_of_text};
+use recruiter_common::{JobFilter, Page, job::Stage, spec::id_of_text, store::Store};
 
 use super::{
     super::{Shared, problem::Problem, requests::Parameters},
@@ -49,7 +51,7 @@ struct JobsPage {
     state: String,
     fields: Vec<Field>,
     is_filtered: bool,
-    rows: Vec<Row>,
+    listed: Arc<Listed>,
     is_operator: bool,
     /// What can be done with those that are chosen: the word, and the last part of the path.
     acts: Vec<(&'static str, &'static str)>,
@@ -75,6 +77,13 @@ struct Field {
     value: String,
 }
 
+/// What all who look at the same list share.
+pub(super) struct Listed {
+    rows: Vec<Row>,
+    /// The last one, if there are more.
+    last: Option<String>,
+}
+
 struct Row {
     line: Line,
     tone: &'static str,
@@ -84,6 +93,7 @@ struct Row {
 
 /// Lists jobs.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, mut given: Parameters) -> Answer {
+    let address = link("", given.pairs());
     let state = given.text("state").to_owned();
     let fields: Vec<Field> = FIELDS.map(|(name, label, hint)| Field { name, label, hint, value: given.text(name).to_owned() }).into();
     let mut asked = Page::first(LONGEST_PAGE);
@@ -98,10 +108,10 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         let (running, archived) = tokio::try_join!(store.running(), store.archived_count())?;
         Ok((running.values().sum(), archived))
     });
-    let listed = async { web.store.jobs(&filter, asked).await.map_err(Problem::of_search) };
-    let (listed, redaction, numbers) = tokio::try_join!(listed, async { Ok(web.store.redaction().await?) }, numbers)?;
+    let latest = web.kept.lists.of(&address);
+    let listed = latest.after(&web.tasks, web.changed(), Listed::read(web.store.clone(), filter, asked));
+    let (listed, numbers) = tokio::try_join!(listed, numbers)?;
     let (running, archived) = *numbers;
-    let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok()).filter(|_| listed.more).map(|id| id.to_hex());
     let with = |path: &str, state: &str, after: &str| {
         let own = [("state", state), ("after", after)];
         link(path, own.into_iter().chain(kept.iter().map(|(name, text)| (&**name, &**text))))
@@ -112,12 +122,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         _ => None,
     };
     let tabs = TABS.map(|(tab, name)| Tab { name, path: with("/jobs", tab, ""), is_here: tab == state, count: count(tab) });
-    let rows = listed.jobs.into_iter().map(|job| {
-        let line = Line::of(&redaction.job(job).try_into(), now);
-        Row { tone: Tone::of_stage(line.stage).word(), has_page: id_of_text(&line.id).is_ok(), line }
-    });
-    let rows: Vec<Row> = rows.collect();
-    let run: Vec<&str> = rows.iter().filter(|row| row.line.stage == Some(Stage::Running)).map(|row| &*row.line.id).collect();
+    let run: Vec<&str> = listed.rows.iter().filter(|row| row.line.stage == Some(Stage::Running)).map(|row| &*row.line.id).collect();
     let live = if run.is_empty() { String::new() } else { live_jobs(run) };
     let acts = acts(&state);
     let is_filtered = fields.iter().any(|field| !field.value.is_empty());
@@ -132,12 +137,25 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         frame: Frame::new(visitor, "/jobs", "Jobs"),
         tabs: tabs.into(),
         is_filtered,
-        rows,
         first: asked.after.map(|_| with("/jobs", &state, "")),
-        next: last.map(|last| with("/jobs", &state, &last)),
+        next: listed.last.as_ref().map(|last| with("/jobs", &state, last)),
+        listed,
         state,
         fields,
     })
+}
+
+impl Listed {
+    async fn read(store: Store, filter: JobFilter, asked: Page) -> Result<Self, Problem> {
+        let listed = async { store.jobs(&filter, asked).await.map_err(Problem::of_search) };
+        let (listed, redaction) = tokio::try_join!(listed, async { Ok(store.redaction().await?) })?;
+        let last = listed.jobs.last().and_then(|job| job.get_object_id("_id").ok()).filter(|_| listed.more).map(|id| id.to_hex());
+        let row = |job| {
+            let line = Line::of(&redaction.job(job).try_into(), store.now());
+            Row { tone: Tone::of_stage(line.stage).word(), has_page: id_of_text(&line.id).is_ok(), line }
+        };
+        Ok(Self { rows: listed.jobs.into_iter().map(row).collect(), last })
+    }
 }
 
 /// What can be done with jobs in this state: the word, and the last part of the path.

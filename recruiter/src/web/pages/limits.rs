@@ -1,12 +1,14 @@
 //! The limits of resources and groups, and what is paused: also halted lines.
 
+use std::collections::BTreeSet;
+
 use axum::{Extension, extract::State};
 use recruiter_common::{
     flags::name_of_text,
     ids::JobId,
     instant::Instant,
     limits::{Pause, Paused},
-    store::{PermitHolder, group_of_resource, paused_by},
+    store::{PermitHolder, Store, StoreError, group_of_resource, paused_by},
     text::printable,
 };
 
@@ -25,19 +27,37 @@ use crate::views::{
     tone::Tone,
 };
 
+/// What all who look at the limits share.
+pub(super) struct Reading {
+    at: Instant,
+    limits: Vec<ListedLimit>,
+    /// The ids of documents that are no limits.
+    invalid: BTreeSet<String>,
+    paused: Vec<(Paused, Pause)>,
+}
+
+impl Reading {
+    async fn read(store: &Store) -> Result<Self, StoreError> {
+        let ((limits, invalid), (paused, _)) = tokio::try_join!(ListedLimit::all(store), pauses(store))?;
+        Ok(Self { at: store.now(), limits, invalid, paused })
+    }
+}
+
 /// Lists limits, pauses and halted lines.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
-    let store = &web.store;
-    let ((limits, invalid), (paused, _)) = tokio::try_join!(ListedLimit::all(store), pauses(store))?;
-    let (lines, pauses): (Vec<_>, Vec<_>) = paused.into_iter().partition(|(paused, _)| matches!(paused, Paused::Line(_)));
-    let (now, is_operator) = (store.now(), visitor.is_operator());
-    let limit = |limit: ListedLimit| {
+    let store = web.store.clone();
+    let read = async move { Ok(Reading::read(&store).await?) };
+    let read = web.kept.limits.after(&web.tasks, web.changed(), read).await?;
+    let Reading { at: now, limits, invalid, paused } = &*read;
+    let (lines, pauses): (Vec<_>, Vec<_>) = paused.iter().partition(|(paused, _)| matches!(paused, Paused::Line(_)));
+    let (now, is_operator) = (*now, visitor.is_operator());
+    let limit = |limit: &ListedLimit| {
         let ListedLimit { name, capacity, rate, in_use, most_waiting, .. } = limit;
-        let is_full = capacity.is_some_and(|capacity| in_use >= usize::try_from(capacity).unwrap_or(usize::MAX));
+        let is_full = capacity.is_some_and(|capacity| *in_use >= usize::try_from(capacity).unwrap_or(usize::MAX));
         let used = if is_full { Cell::state("full", Tone::Warning) } else { Cell::state("free", Tone::Plain) };
-        let numbers = [or_dash(capacity), in_use.to_string(), or_dash(rate), or_dash(most_waiting)];
-        let named = Cell::text(printable(&name, 120)).to(link("/limits/of", [("name", &*name)]));
+        let numbers = [or_dash(*capacity), in_use.to_string(), or_dash(rate.as_ref()), or_dash(*most_waiting)];
+        let named = Cell::text(printable(name, 120)).to(link("/limits/of", [("name", &**name)]));
         [named, used].into_iter().chain(numbers.map(Cell::number)).collect()
     };
     let limits = Table {
@@ -45,7 +65,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         title: "Limits".into(),
         none: "No resource has a limit.",
         columns: &["Name", "State", "#Capacity", "#In use", "#Rate", "#Most waiting"],
-        rows: limits.into_iter().map(limit).collect(),
+        rows: limits.iter().map(limit).collect(),
     };
     let pauses = Table {
         id: "pauses",
@@ -75,7 +95,10 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
 pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visitor>, mut given: Parameters) -> Answer {
     let name = given.take("name", name_of_text)?.ok_or_else(|| Problem::bad("The address names no limit."))?;
     given.end()?;
-    let ShownLimit { limit, most_waiting, holders, waiting, .. } = ShownLimit::read(&web.store, &name).await?;
+    let (store, asked) = (web.store.clone(), name.clone());
+    let read = async move { Ok(ShownLimit::read(&store, &asked).await?) };
+    let shown = web.kept.limit.of(&name).after(&web.tasks, web.changed(), read).await?;
+    let ShownLimit { limit, most_waiting, holders, waiting, .. } = &*shown;
     let at_most = or_dash(limit.map(described).filter(|limit| !limit.is_empty()));
     let waiting = or_dash(waiting.map(|jobs| at_least(jobs, jobs >= COUNTED)));
     let numbers = Table {
@@ -83,7 +106,7 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
         title: printable(&name, 256),
         none: "",
         columns: &["Limit", "#Waiting", "#Most waiting"],
-        rows: vec![vec![Cell::text(at_most), Cell::number(waiting), Cell::number(or_dash(most_waiting))]],
+        rows: vec![vec![Cell::text(at_most), Cell::number(waiting), Cell::number(or_dash(most_waiting.as_ref()))]],
     };
     let row = |holder: &PermitHolder, job: &JobId| {
         let permits = printable(&holder.permits.join(", "), 400);

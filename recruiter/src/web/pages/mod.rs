@@ -63,8 +63,17 @@ use axum::{
 };
 use tokio::sync::Mutex;
 
-use self::{attempts::Attempts, chart::Charts, cluster::Examined, latest::Latest, overview::Overview, recent::Recent, sessions::Sessions};
+use self::{
+    attempts::Attempts,
+    chart::Charts,
+    cluster::Examined,
+    latest::{Latest, LatestOf},
+    overview::Overview,
+    recent::Recent,
+    sessions::Sessions,
+};
 use super::{Web, problem::Problem};
+use crate::views::limits::ShownLimit;
 
 /// The largest form, in bytes.
 const LONGEST_FORM: usize = 64 * 1024;
@@ -77,6 +86,12 @@ pub(super) struct Kept {
     ended_in_hour: Arc<Mutex<Recent>>,
     ended_in_day: Arc<Mutex<Recent>>,
     examined: Latest<Examined>,
+    groups: Latest<groups::Declared>,
+    limit: LatestOf<ShownLimit>,
+    limits: Latest<limits::Reading>,
+    lists: LatestOf<jobs::Listed>,
+    roster: Latest<workers::Roster>,
+    schedules: Latest<schedules::Reading>,
     overview: Latest<Overview>,
     /// Jobs that run, and about how many are archived.
     numbers: Latest<(u64, u64)>,

@@ -22,16 +22,25 @@ use crate::views::{
     tone::Tone,
 };
 
+/// What all who look at the schedules share.
+pub(super) struct Reading {
+    at: Instant,
+    listed: Vec<(String, Result<StoredSchedule, InvalidSchedule>)>,
+}
+
 /// Lists the schedules.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
-    let (listed, now, is_operator) = (web.store.schedules().list().await?, web.store.now(), visitor.is_operator());
+    let store = web.store.clone();
+    let read = async move { Ok(Reading { listed: store.schedules().list().await?, at: store.now() }) };
+    let read = web.kept.schedules.after(&web.tasks, web.changed(), read).await?;
+    let (Reading { listed, at: now }, is_operator) = (&*read, visitor.is_operator());
     let tables = vec![Table {
         id: "schedules",
         title: "Periodic jobs".into(),
         none: "There are no schedules.",
         columns: &["Name", "State", "Schedule", "Next run", "#Last run", "Last job", "Class", "Group", "More"],
-        rows: listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), now, is_operator)).collect(),
+        rows: listed.iter().map(|(name, schedule)| row(name, schedule.as_ref(), *now, is_operator)).collect(),
     }];
     Tables { again: AGAIN, ..Tables::new(Frame::new(visitor, "/schedules", "Schedules"), tables) }.shown()
 }

@@ -3,8 +3,9 @@
 use axum::{Extension, extract::State};
 use recruiter_common::{
     instant::Instant,
+    store::{Store, StoreError},
     text::{briefly_apart, printable},
-    workers::{Wanted, Worker},
+    workers::{Leader, Presence, Wanted, Worker},
 };
 
 use super::{
@@ -21,12 +22,28 @@ use crate::views::{
     workers::{jobs_of, memory, no_cleaner, state, wanted, works_on},
 };
 
+/// What all who look at the workers share.
+pub(super) struct Roster {
+    at: Instant,
+    workers: Presence,
+    leader: Leader,
+}
+
+impl Roster {
+    async fn read(store: &Store) -> Result<Self, StoreError> {
+        let workers = store.workers();
+        let (workers, leader) = tokio::try_join!(workers.list(), store.leader())?;
+        Ok(Self { at: store.now(), workers, leader })
+    }
+}
+
 /// Lists the workers.
 pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visitor>, given: Parameters) -> Answer {
     given.end()?;
-    let workers = web.store.workers();
-    let (workers, leader) = tokio::try_join!(workers.list(), web.store.leader())?;
-    let now = web.store.now();
+    let store = web.store.clone();
+    let read = async move { Ok(Roster::read(&store).await?) };
+    let read = web.kept.roster.after(&web.tasks, web.changed(), read).await?;
+    let Roster { at: now, workers, leader } = &*read;
     let mut notices = vec![(if leader.is_missing() { Tone::Bad } else { Tone::Plain }, leader.line())];
     let overdue = workers.0.iter().filter(|worker| worker.is_overdue()).count();
     notices.extend(no_cleaner(overdue).map(|text| (Tone::Bad, text)));
@@ -36,7 +53,7 @@ pub(super) async fn list(State(web): Shared, Extension(visitor): Extension<Visit
         title: "Roster".into(),
         none: "No worker is registered.",
         columns: &["Worker", "State", "Process", "#Free slots", "#Jobs", "#Memory", "#Seen", "Groups", "Classes", "Version", "More"],
-        rows: workers.0.iter().map(|worker| row(worker, now, is_operator)).collect(),
+        rows: workers.0.iter().map(|worker| row(worker, *now, is_operator)).collect(),
     }];
     let live = live(["worker.*", "leader.*"]);
     Tables { notices, live, again: AGAIN, ..Tables::new(Frame::new(visitor, "/workers", "Workers"), tables) }.shown()

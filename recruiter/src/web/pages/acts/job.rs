@@ -114,9 +114,9 @@ async fn question(web: &Web, visitor: Visitor, id: JobId, act: JobAct) -> Result
     let path = format!("/jobs/{id}/{}", act.word().to_lowercase());
     let mut question = Question::new(visitor, "/jobs", act.word(), &format!("job {id}"), path);
     let mut changed = would(web, &act.asked(web.store.now())?, id).await?;
-    if let Changed::Refused(before @ Refusal::RetriedBefore { .. }) = &changed {
+    if let Changed::Refused(before @ Refusal::RetriedBefore { new }) = &changed {
         question.would = format!("Attention: {before}. ");
-        question.fields.push(Field::hidden("again", "true"));
+        question.fields.push(Field::hidden("again", new));
         changed = would(web, &Change::Retry { again: true, with: Box::default() }, id).await?;
     }
     if let Changed::Refused(refusal) = &changed {
@@ -139,7 +139,10 @@ pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, wo
     let (Id(id), act) = (Id::of_text(&id)?, JobAct::of_word(&word)?);
     let now = web.store.now();
     let wanted = match act {
-        JobAct::Retry => Content::of(&web, id).await?.wanted(&sent.fields),
+        JobAct::Retry => {
+            let again = is_again(&web, id, &sent.fields).await?;
+            Content::of(&web, id).await?.wanted(&sent.fields, again)
+        }
         JobAct::Change => {
             let Content { group, priority, .. } = Content::of(&web, id).await?;
             new_values(&sent.fields, &group, &priority).and_then(|values| values.wanted(now))
@@ -156,6 +159,13 @@ pub(in super::super) async fn act(State(web): Shared, actor: Actor, Path((id, wo
         (_, JobAct::Retry | JobAct::Change | JobAct::Cancel) => format!("/jobs/{id}"),
     };
     Ok(Redirect::to(&to).into_response())
+}
+
+/// Whether a form is about the retries that there are: one that is sent twice enqueues one job.
+async fn is_again(web: &Web, id: JobId, fields: &Fields) -> Result<bool, Problem> {
+    let Some(known) = fields.given("again") else { return Ok(false) };
+    let once = Change::Retry { again: false, with: Box::default() };
+    Ok(matches!(would(web, &once, id).await?, Changed::Refused(Refusal::RetriedBefore { new }) if new == known))
 }
 
 /// What a job has that may be changed before it is enqueued again, as it is shown.
@@ -192,8 +202,8 @@ impl Content {
     }
 
     /// A retry with what is different in a form.
-    fn wanted(&self, fields: &Fields) -> Result<Wanted, Problem> {
-        let mut content = NewContent { again: fields.text("again") == "true", ..NewContent::default() };
+    fn wanted(&self, fields: &Fields, again: bool) -> Result<Wanted, Problem> {
+        let mut content = NewContent { again, ..NewContent::default() };
         let mut put = Vec::new();
         if let (Some(before), Some(text)) = (&self.parameters, fields.given("parameters")) {
             let after: Value = json::parse(text).map_err(|problem| Problem::bad(format!("the parameters: {problem}")))?;
