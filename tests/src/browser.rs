@@ -177,6 +177,20 @@ impl Browser {
         }
     }
 
+    /// Loads the page again until it has this text.
+    #[track_caller]
+    pub fn sees_in_the_end(&self, text: &str) -> impl Future<Output = ()> {
+        let caller = Location::caller();
+        async move {
+            let shown = async || {
+                self.refresh().await?;
+                self.find(By::Tag("main")).await?.text().await
+            };
+            wait_until(SOON, &format!("{caller}: the page has {text:?}"), async || shown().await.is_ok_and(|shown| shown.contains(text)))
+                .await;
+        }
+    }
+
     /// Waits for a link or a button with this text, and clicks it.
     #[track_caller]
     pub fn click(&self, text: &str) -> impl Future<Output = ()> + use<'_> {

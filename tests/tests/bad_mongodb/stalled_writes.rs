@@ -56,11 +56,13 @@ async fn no_worker_is_declared_dead_while_writes_stand_still() {
     for _ in 0..WORKERS {
         world.enqueue(Entry::lasting(12_000), Policy::Never).await.unwrap();
     }
-    // One worker may start the jobs of another that has not registered yet.
+    // One worker may start the jobs of another that is not ready yet: its registration would stand still, and it would register again.
     let before = WORKERS as u64 + 2;
-    while world.started().await < WORKERS as u64 || world.count("roster", doc! {}).await < before {
+    let are_ready = || world.logs().matches("ready for work").count() == WORKERS;
+    while world.started().await < WORKERS as u64 || !are_ready() {
         beat_for(&world.store, late.id, HEARTBEAT).await;
     }
+    assert_eq!(world.count("roster", doc! {}).await, before);
     let admin = world.database.database().client().database("admin");
     admin.run_command(doc! { "fsync": 1, "lock": true }).await.unwrap();
     let stalled = Instant::now();

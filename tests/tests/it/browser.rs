@@ -391,9 +391,7 @@ async fn an_operator_needs_no_scripts() {
     shop.pass("sent");
     walk.browser.click("Retry").await;
     walk.browser.sees("retry of").await;
-    shop.database.until("archived", doc! { "why": "done" }, 1, "the retried job is done").await;
-    walk.browser.refresh().await.unwrap();
-    walk.browser.sees("It is done").await;
+    walk.browser.sees_in_the_end("It is done").await;
     assert_eq!(walk.browser.complaints().await, Vec::<String>::new());
     drop(walk);
     shop.system.stop().await;
