@@ -255,8 +255,7 @@ impl Store {
         if batch.is_empty() {
             return Ok(Vec::new());
         }
-        let needs_transaction =
-            session.may_hold_jobs() || batch.iter().any(|end| end.document().is_some() || !end.effects.becomes.is_empty());
+        let needs_transaction = session.may_hold_jobs() || batch.iter().any(|end| end.effects.needs_transaction());
         let recorded =
             if needs_transaction { self.archive_or_delete(session, batch).await? } else { self.delete_if_claimed(batch).await? };
         let ended = batch.iter().zip(&recorded).filter(|(_, recorded)| **recorded == Recorded::Yes).map(|(end, _)| end);

@@ -1,8 +1,8 @@
 //! How a job has ended, and what that brings about: stated once, as a pure function of the job and its end.
 //!
 //! Every end has these effects: of a start, of its rescue after the death of its worker, in a transaction of its workable, by a cancellation
-//! or by an expiry. The room `cycle` carries them out. Permits are not among them: their holder gives them back when it has recorded the end,
-//! and those of a dead worker are in its roster document.
+//! or by an expiry. The room `cycle` carries them out. Permits are not among them: their holder passes them on or gives them back, that of
+//! a line when the end is recorded, and those of a dead worker are in its roster document.
 
 use std::sync::Arc;
 
@@ -113,6 +113,13 @@ impl Effects {
         let archived = is_kept.then(|| archived(ending));
         let (halts, frees) = (job.line.filter(|_| has_failed), job.unique);
         Self { archived, becomes, halts, frees, is_followed: job.is_followed, class: job.class, group: job.group, why, error }
+    }
+
+    /// Whether more is written than the deletion of the job, all of it or nothing.
+    pub(crate) fn needs_transaction(&self) -> bool {
+        // A field that is added here is written in the transaction, or follows it.
+        let Self { archived, becomes, halts, frees: _, is_followed: _, class: _, group: _, why: _, error: _ } = self;
+        archived.is_some() || halts.is_some() || !becomes.is_empty()
     }
 }
 

@@ -28,6 +28,14 @@ use crate::base::{Failure, Instant, JobId, WorkerId, failure};
 /// Stored in place of a result that was dropped.
 const NO_RESULT: &str = "the result did not fit into the document or cannot be stored";
 
+/// Stored as `reduced` in place of a document that MongoDB refused.
+const WITHOUT_CONTENT: &str = "MongoDB refused the whole document";
+
+/// Whether an archived job has no parameters and settings any more, because MongoDB refused its whole document.
+pub(crate) fn has_lost_content(job: &Job) -> bool {
+    job.field(REDUCED) == Some(WITHOUT_CONTENT.into())
+}
+
 /// The end of a job: it is moved from `scheduled` to `archived`, or deleted if it succeeded and nothing of a success is kept.
 #[derive(Clone, Debug)]
 pub struct Archival {
@@ -166,7 +174,7 @@ impl Archival {
             let kept = execution.iter().filter(|(field, _)| !matches!(field.as_str(), "message" | "trace"));
             document.insert("last_execution", kept.map(|(field, value)| (field.clone(), value.clone())).collect::<Document>());
         }
-        document.insert(REDUCED, "MongoDB refused the whole document");
+        document.insert(REDUCED, WITHOUT_CONTENT);
         let archived = Some(RawDocumentBuf::try_from(&document).ok()?);
         Some(Self { effects: Arc::new(Effects { archived, ..Arc::unwrap_or_clone(self.effects) }), ..self })
     }

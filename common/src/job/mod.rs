@@ -28,7 +28,7 @@ pub(crate) use self::{
     bundle::MOST_ITEMS,
     document::{Held, LARGEST_COUNT},
     edge::{Edge, End, InvalidEdge, NOT_NEEDED, When, edges_of},
-    ending::{Archival, Recorded},
+    ending::{Archival, Recorded, has_lost_content},
     gate::{LONGEST_GATE, Permit, group_of_resource, line_of_gate, resource_and_number, resource_of_group, resources_in},
     lane::{Lane, ScheduledJob},
 };

@@ -6,11 +6,14 @@ use super::Revision;
 use crate::{
     base::JobId,
     enqueue::{NewJob, spec::unique_again},
-    job::Job,
+    job::{Job, has_lost_content},
 };
 
 /// The same job under a new id, with its unique key and its settings. So it stays in the trace of the enqueuer. A bundle gets only the items that are not done, or all items if all are done.
 pub(crate) fn again(job: Job, with: &Revision) -> Result<NewJob, String> {
+    if has_lost_content(&job) {
+        return Err("MongoDB refused its document when it ended, so its parameters and settings are lost; enqueue it with them".to_owned());
+    }
     let document = |parameters: Bson| {
         let Bson::Document(parameters) = parameters else {
             return Err("its parameters are not a document; enqueue it by hand".to_owned());
@@ -45,6 +48,14 @@ mod tests {
         };
         document.extend(more);
         Job::try_from(document).expect("a job")
+    }
+
+    /// It would run with no parameters, under no limit, and by another policy.
+    #[test]
+    fn a_job_that_has_lost_its_content_is_not_enqueued_again() {
+        let of = |more: Document| again(job(more), &Revision::default());
+        assert!(of(doc! { "reduced": "MongoDB refused the whole document" }).unwrap_err().contains("parameters"));
+        assert!(of(doc! { "reduced": "MongoDB refused the whole history" }).is_ok(), "only its history is lost");
     }
 
     #[test]
