@@ -1,8 +1,8 @@
 //! The cleaner: retires dead workers, rescues their jobs, archives expired jobs, and prunes the archive.
 //!
 //! `main.rs` calls it. Several cleaners may run, on several machines: every write is guarded and can be repeated. The
-//! cleaner never decides the outcome of a job: the worker stored the verdict of the job's retry policy when it started
-//! the job.
+//! cleaner does not ask the retry policy of a job: the worker has stored its answer to the death of the worker when it
+//! started the job.
 //!
 //! | file | content |
 //! |---|---|

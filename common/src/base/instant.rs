@@ -17,6 +17,11 @@ pub type Instant = DateTime<Utc>;
 /// and write.
 pub(crate) const DUE_MS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
 
+/// The date of a job that waits for the end of another one: the last one that is allowed, which never comes.
+pub(crate) fn never_due() -> bson::DateTime {
+    bson::DateTime::from_millis(*DUE_MS.end())
+}
+
 /// This instant and a delay: the due date of a job that runs again. At most the last instant of the year 9999, which is the latest due date.
 ///
 /// ```

@@ -25,7 +25,7 @@ pub(crate) use self::{
     clock::Uptime,
     failure::Failure,
     ids::{GraphId, JobId, LeaseTerm, RoundId, StartId, WorkerId},
-    instant::{DUE_MS, Instant},
+    instant::{DUE_MS, Instant, never_due},
     names::{LONGEST_NAME, check_name, check_traceparent, check_trimmed_name},
     numbers::integer,
     patience::{Patience, at_once, within},

@@ -14,7 +14,7 @@
 //! | `roster`, `lease` | one document for each worker; the recruiter's lease |
 //!
 //! Writers of a job: every enqueuer inserts. An unlocked job is started, changed (date, priority, group), cancelled, replaced or postponed by an
-//! enqueuer, released when what it waits for has ended, or archived because it has expired or is invalid. Each of these writes has
+//! enqueuer, made due by the process that takes its own jobs, released when what it waits for has ended, or archived because it has expired or is invalid. Each of these writes has
 //! `locked: false` in its filter. Only the holder of the start writes a locked job, or a cleaner after the holder's death. Until that cleaner
 //! has written, the holder's outcome counts, also after the holder was declared dead. Everyone may request the cancellation of a job.
 //!

@@ -3,7 +3,7 @@
 use bson::Document;
 
 use crate::{
-    base::{DUE_MS, Instant, JobId},
+    base::{DUE_MS, Instant, JobId, never_due},
     job::{Edge, InvalidEdge, edges_of},
 };
 
@@ -14,7 +14,7 @@ pub(crate) fn make_wait(document: &mut Document, edges: &[Edge], due: Instant, n
     if due > now {
         document.insert("due_after", due);
     }
-    document.insert("scheduled_at", bson::DateTime::from_millis(*DUE_MS.end()));
+    document.insert("scheduled_at", never_due());
 }
 
 /// A job that waits for others, as the recruiter reads it.

@@ -1,7 +1,7 @@
 //! A sample of the waiting jobs of a group, for metrics: how many, since when, and in which lanes.
 
 use crate::{
-    base::{DUE_MS, Instant},
+    base::{Instant, never_due},
     job::Lane,
     mongo::{CALL_LIMIT, DUE_JOBS, GATED_JOBS, Store, StoreError, any_gate},
 };
@@ -20,7 +20,7 @@ pub struct GroupSample {
     pub due: u64,
     /// Those that are due later.
     pub later: u64,
-    /// Those that wait for the ends of other jobs.
+    /// Those that wait for the ends of other jobs, or for that of the job with their unique key: the index does not tell them apart.
     pub for_jobs: u64,
     /// When the first of the due ones was due.
     pub oldest: Option<Instant>,
@@ -54,7 +54,7 @@ impl Store {
 
 /// One document: the numbers of the group, and its lanes with the most due jobs.
 fn stages(filter: Document, has_gates: bool, now: Instant, most: u32) -> Vec<Document> {
-    let latest = bson::DateTime::from_millis(*DUE_MS.end());
+    let latest = never_due();
     let count_if = |condition: Document| doc! { "$sum": { "$cond": [condition, 1_i64, 0_i64] } };
     let is_due = doc! { "$lte": ["$scheduled_at", now] };
     let mut lane = doc! { "class": "$workable.class" };

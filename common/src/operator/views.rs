@@ -2,7 +2,7 @@
 //! read as raw documents: one that cannot be decoded hides no other.
 
 use crate::{
-    base::{DUE_MS, Instant, JobId},
+    base::{Instant, JobId, never_due},
     job::{FinishReason, Lane, Priority, ScheduledJob, StoredJob, edges_of},
     mongo::{ARCHIVED_BY_END, Client, DUE_JOBS, GATED_JOBS, IDS_PER_QUERY, Readable, Store, StoreError, call, id_of, lossy, raw_id_of},
     retry_policy::RetryPolicies,
@@ -190,7 +190,7 @@ impl Store {
     }
 
     async fn counts_by_date(&self, these: &Document, index: &'static str, now: Instant) -> Result<LaneCounts, StoreError> {
-        let latest = bson::DateTime::from_millis(*DUE_MS.end());
+        let latest = never_due();
         let of = async |more: Document| {
             let mut filter = these.clone();
             filter.extend(more);

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use bson::Bson;
 use clap::{Args, Subcommand};
 use recruiter_common::{
-    Page, Reason,
+    Page, Why,
     control::Change,
     ids::JobId,
     instant::Instant,
@@ -214,7 +214,7 @@ fn view(job: &Read, now: Instant) -> Stored {
 async fn show(id: JobId, format: Format, reveal: Reveal, connect: &ConnectArgs, out: &mut impl Write) -> anyhow::Result<()> {
     let store = Store::connect_to_ask(connect, "recruiter jobs").await?;
     let stored = store.job(id).await?.ok_or_else(|| anyhow!("no job has the id {id}, neither in `scheduled` nor in `archived`"))?;
-    let held = store.why(id).await?.filter(|why| ![Reason::Finished, Reason::Running, Reason::Assignable].contains(&why.reason));
+    let held = store.why(id).await?.filter(Why::is_waiting);
     let document = reveal.of(&store).await?.job(stored.document);
     let (job, now) = (Job::try_from(document), store.now());
     if format.json {

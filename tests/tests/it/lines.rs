@@ -8,16 +8,18 @@ use std::{
 use bson::doc;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use recruiter_common::{
-    FinishReason, JobId, NewJob, OnConflict, Outcome, Priority, RetryManyTimes, Unique, Workable as _, WorkerId,
+    FinishReason, JobId, NewJob, OnConflict, Outcome, Priority, Reason, RetryManyTimes, Unique, Workable as _, WorkerId,
+    control::Change,
     limits::Paused,
     shutdown::pause,
-    store::{Archival, CommitSession, Ending, Recorded, gate_of_line},
+    store::{Archival, CommitSession, Ending, Lane, Recorded, Situation, gate_of_line},
 };
 use recruiter_tests::{
     factory::{read, started},
     ledger::{Entry, monotonic_ms},
     local::prepared,
     oracle::Policy,
+    processes::{Setup, System},
     promise,
     wait::SOON,
     world::{Role, World},
@@ -42,6 +44,24 @@ async fn a_line_keeps_its_order_through_delays_retries_and_kills() {
     // The oracle compares the executions with the order of the jobs.
     world.kill_at_random(11, 20, 300..900).await;
     world.close().await;
+}
+
+/// Its permit is in use, but `why` says of each of them that it is behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_jobs_of_a_line_are_behind_its_head_while_that_runs() {
+    let (database, store) = prepared().await;
+    let system = System::start(&database, Setup::default());
+    let in_line = |ms: i64| NewJob::of_class("sleep", doc! { "ms": ms }).in_line("a");
+    let head = in_line(600_000).enqueue(&store).await.unwrap().id;
+    let second = in_line(0).enqueue(&store).await.unwrap().id;
+    database.until("roster", doc! { "working_on": head }, 1, "the head runs").await;
+    let lane = Lane { gate: Some(gate_of_line("a")), ..Lane::new("generic", "sleep") };
+    let situation = Situation::read(&store, std::slice::from_ref(&lane)).await.unwrap();
+    assert_eq!(situation.reason_in_lane(&lane), Reason::Behind);
+    assert_eq!(store.why(second).await.unwrap().unwrap().reason, Reason::Behind);
+    store.control(false).change(&Change::Cancel, &[head]).await.unwrap();
+    database.archived(second).await;
+    system.stop().await;
 }
 
 /// A recruiter knows the jobs of a thousand lines at a time. The others take turns.

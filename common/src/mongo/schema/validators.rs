@@ -4,7 +4,7 @@ use bson::{Bson, Document, doc, spec::ElementType};
 
 use super::{LARGEST_CAPACITY, LARGEST_KEY, LARGEST_WORKABLE, MOST_MISSED, MOST_WINDOWS, indexes::any_line};
 use crate::{
-    base::DUE_MS,
+    base::{DUE_MS, never_due},
     job::{
         MOST_ITEMS,
         settings::{IN_JOBS, IN_TEMPLATES},
@@ -39,10 +39,10 @@ fn waiting_job() -> Document {
             // A job that waits is not due.
             { "$or": [
                 { "waiting": Bson::Null },
-                { "scheduled_at": bson::DateTime::from_millis(*DUE_MS.end()), "gate": { "$not": any_line() }, "unique_after": Bson::Null },
+                { "scheduled_at": never_due(), "gate": { "$not": any_line() }, "unique_after": Bson::Null },
             ] },
         ],
-        "scheduled_at": { "$gte": bson::DateTime::from_millis(*DUE_MS.start()), "$lte": bson::DateTime::from_millis(*DUE_MS.end()) },
+        "scheduled_at": { "$gte": bson::DateTime::from_millis(*DUE_MS.start()), "$lte": never_due() },
         "$expr": { "$or": [
             { "$ne": [{ "$type": "$workable" }, "object"] },
             { "$lte": [{ "$bsonSize": "$workable" }, i64::try_from(LARGEST_WORKABLE).unwrap_or(i64::MAX)] },

@@ -141,14 +141,14 @@ mod tests {
     use bson::doc;
 
     use super::*;
-    use crate::{base::DUE_MS, job::Priority};
+    use crate::{base::never_due, job::Priority};
 
     #[test]
     fn a_job_that_waits_for_another_one_keeps_its_date() {
         let step = |at| {
             let document = doc! {
                 "_id": bson::oid::ObjectId::new(), "locked": false, "group": "g", "workable": { "class": "c" }, "unique_after": "k",
-                "scheduled_at": bson::DateTime::from_millis(*DUE_MS.end()),
+                "scheduled_at": never_due(),
             };
             let document = RawDocumentBuf::try_from(&document).expect("a document");
             let priority = Priority::new(9);

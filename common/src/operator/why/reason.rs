@@ -94,6 +94,11 @@ impl Why {
     pub(crate) fn until(self, until: Instant) -> Self {
         Self { until: Some(until), ..self }
     }
+
+    /// Whether something keeps the job from running: it has not ended, does not run, and does not start at once.
+    pub fn is_waiting(&self) -> bool {
+        ![Reason::Finished, Reason::Running, Reason::Assignable].contains(&self.reason)
+    }
 }
 
 #[cfg(test)]

@@ -252,7 +252,9 @@ impl Situation {
     pub fn reason_in_lane(&self, lane: &Lane) -> Reason {
         let is_line = || lane.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some());
         let has_slots = || self.workers.takers(&lane.class, &lane.group).any(|worker| free_slots_of(&worker.document, &lane.class) > 0);
-        match self.why_not_taken(lane).or_else(|| self.why_refused(lane)) {
+        // Its own permit is in use then.
+        let runs_in_line = || self.head_of(lane).is_some_and(|head| head.is_locked);
+        match self.why_not_taken(lane).or_else(|| self.why_refused(lane).filter(|_| !runs_in_line())) {
             Some(why) => why.reason,
             None if is_line() => Reason::Behind,
             None if !has_slots() => Reason::NoFreeSlot,

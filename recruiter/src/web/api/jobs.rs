@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use recruiter_common::{
-    JobId, Page, Reason, ResultError,
+    JobId, Page, ResultError, Why,
     job::Job,
     spec::{duration_of_text, id_of_text},
     store::lossy,
@@ -69,7 +69,7 @@ pub(super) async fn list(State(web): Shared, mut given: Parameters) -> Result<Js
 pub(super) async fn show(State(web): Shared, Id(id): Id, given: Parameters) -> Result<Json<Value>, Problem> {
     given.end()?;
     let stored = web.store.job(id).await?.ok_or_else(|| unknown(id))?;
-    let held = web.store.why(id).await?.filter(|why| ![Reason::Finished, Reason::Running, Reason::Assignable].contains(&why.reason));
+    let held = web.store.why(id).await?.filter(Why::is_waiting);
     let job: Read = Job::try_from(web.store.redaction().await?.job(stored.document));
     let mut shown = to_json(&job, web.store.now());
     shown["held"] = held.as_ref().map(why_to_document).map_or(Value::Null, extended);

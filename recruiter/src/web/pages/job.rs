@@ -8,7 +8,7 @@ use axum::{
 };
 use bson::Bson;
 use recruiter_common::{
-    Reason, Why,
+    Why,
     ids::JobId,
     instant::Instant,
     job::{
@@ -89,7 +89,7 @@ pub(super) async fn show(State(web): Shared, Extension(visitor): Extension<Visit
     given.end()?;
     let (stored, why, redaction) = tokio::try_join!(web.store.job(id), web.store.why(id), web.store.redaction())?;
     let stored = stored.ok_or_else(|| unknown(id))?;
-    let why = why.filter(|why| ![Reason::Finished, Reason::Running, Reason::Assignable].contains(&why.reason));
+    let why = why.filter(Why::is_waiting);
     let (job, now) = (Job::try_from(redaction.job(stored.document)), web.store.now());
     let frame = Frame::new(visitor, "/jobs", format!("Job {id}"));
     page(&match job {
@@ -120,7 +120,7 @@ pub(super) async fn json(State(web): Shared, Id(id): Id, given: Parameters) -> R
     let (stored, why, redaction) = tokio::try_join!(web.store.job(id), web.store.why(id), web.store.redaction())?;
     let job: Read = Job::try_from(redaction.job(stored.ok_or_else(|| unknown(id))?.document));
     let mut shown = to_json(&job, web.store.now());
-    shown["held"] = why.as_ref().map(why_to_document).map_or(Value::Null, extended);
+    shown["held"] = why.filter(Why::is_waiting).as_ref().map(why_to_document).map_or(Value::Null, extended);
     Ok(Json(shown).into_response())
 }
 
