@@ -17,3 +17,6 @@ pub mod web;
 
 #[doc(hidden)]
 pub use leader::assign_once;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use leader::simulation::{Simulated, Simulation, Size};

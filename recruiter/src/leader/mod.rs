@@ -20,6 +20,7 @@
 //! | `sampling` | numbers of waiting jobs for metrics, beside the rounds |
 //! | `meters` | what is measured |
 //! | `model` | tests: the rules of staleness for every order of events |
+//! | `simulation` | what rounds cost with very many workers and keys, with a database in memory |
 
 mod admission;
 mod asked;
@@ -37,6 +38,8 @@ mod plan;
 mod rounds;
 mod sampling;
 mod schedules;
+#[cfg(feature = "simulation")]
+pub(crate) mod simulation;
 
 use std::time::{Duration, Instant};
 

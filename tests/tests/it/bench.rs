@@ -111,6 +111,20 @@ async fn short_jobs_wait_for_places_that_long_ones_keep() {
 }
 
 #[tokio::test]
+async fn rounds_of_simulated_workers_are_measured() {
+    let measured = bench(&["scale-rounds", "--fleet", "100", "--keys", "1000", "--rounds", "100", "--slots-each", "4"]).await;
+    let sizes = measured["sizes"].as_array().unwrap();
+    let size = |one: &Value| ["workers", "keys", "assigned_in_each"].map(|field| one[field].as_u64().unwrap());
+    assert_eq!(
+        sizes.iter().map(size).map(|[workers, keys, _]| [workers, keys]).collect::<Vec<_>>(),
+        [[1, 0], [10, 0], [100, 0], [10, 1], [10, 10], [10, 100], [10, 1_000], [100, 1_000]]
+    );
+    assert_eq!([&sizes[1], &sizes[2]].map(|one| size(one)[2]), [4, 40], "a tenth of the workers: {measured}");
+    assert!(sizes.iter().all(|one| p50(one, "round_ms") > 0.0 && p50(one, "full_scan_ms") > 0.0), "{measured}");
+    assert!(sizes.iter().all(|one| number(&one["assigned_per_second"]) > 1.0), "{measured}");
+}
+
+#[tokio::test]
 async fn rounds_are_measured_on_rosters_and_on_processes() {
     let measured = bench(&["scale-workers", "--slots", "10", "--processes", "2", "--concurrency", "3"]).await;
     let sizes = |what: &str, of: &str| {

@@ -12,6 +12,7 @@ mod limit;
 mod observer;
 mod ordinary;
 mod pubsub;
+mod rounds;
 mod scale;
 mod slow_line;
 mod stage;
@@ -109,6 +110,12 @@ enum What {
     /// If the machine cannot run that many, the result names the failure and keeps the earlier measurements. --workers is
     /// ignored.
     ScaleWorkers(fleets::Fleets),
+    /// Measure the recruiter alone, with simulated workers and a database in memory
+    ///
+    /// One row for each size: the processor time of a round in which a tenth of the workers has ended all its jobs, that of one with a
+    /// full scan, and how many jobs a recruiter could assign per second if MongoDB took no time. The memory includes that of MongoDB's answers,
+    /// which the allocator keeps. Other settings of benchmarks are ignored.
+    ScaleRounds(rounds::ScaleRounds),
     /// Measure search time and throughput with a growing backlog
     ScaleBacklog(scale::Backlog),
     /// Measure throughput with a large archive
@@ -160,6 +167,7 @@ pub async fn run(args: BenchArgs, shutdown: Shutdown, out: &mut impl Write) -> a
         What::Herd(what) => what.measure(&stage, setting).await,
         What::Mixed(what) => what.measure(&stage, setting).await,
         What::ScaleWorkers(what) => what.measure(&stage, setting).await,
+        What::ScaleRounds(what) => what.measure(&stage, setting).await,
         What::ScaleBacklog(what) => what.measure(&stage, setting).await,
         What::ScaleArchive(what) => what.measure(&stage, setting).await,
         What::Idle(what) => what.measure(&stage, setting).await,
