@@ -11,13 +11,14 @@ mod turn;
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::{Duration, Instant as Monotonic},
 };
 
 use recruiter_common::{
     ids::{JobId, RoundId, WorkerId},
     instant::Instant,
-    store::ScheduledJob,
+    store::{Lane, ScheduledJob},
 };
 
 pub(crate) use self::{refusals::Refusals, turn::Turn};
@@ -47,30 +48,37 @@ struct Entry {
     ended: [Option<Ended>; 2],
 }
 
+/// How a job was assigned. It is not known of the assignments of earlier leaders.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    /// The due date at which it was assigned.
+    pub(crate) due: Instant,
+    /// Where it waits again if it is returned.
+    pub(crate) lane: Arc<Lane>,
+}
+
 /// The turn of a worker that a job is in.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Assigned {
     worker: WorkerId,
-    /// The due date at which it was assigned, if known.
-    due: Option<Instant>,
+    how: Option<Known>,
 }
 
 /// The worker that holds a job ahead, from its last report in the roster.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Ahead {
     worker: WorkerId,
     /// When the roster first listed it.
     since: Monotonic,
-    /// The due date at which it was assigned, if known. A job that has another date now was started in between.
-    due: Option<Instant>,
+    /// A job that has another date now was started in between.
+    how: Option<Known>,
 }
 
 /// An assignment that has ended: the worker has answered it, has left, or did not answer in time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Ended {
     worker: WorkerId,
-    /// The due date of the job when it was assigned.
-    due: Instant,
+    how: Known,
     /// Whether the worker did not answer.
     unanswered: bool,
 }
@@ -99,31 +107,32 @@ impl Entry {
     /// Whether the job is in flight. A job that is held ahead counts for [`IN_FLIGHT_FOR`] only: a live worker would have started or
     /// returned it.
     fn is_in_flight(&self, job: &ScheduledJob, at: Monotonic) -> bool {
-        let is_ahead = |ahead: Ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.due.is_none_or(|due| due == job.scheduled_at);
-        self.assigned.is_some() || self.ahead.is_some_and(is_ahead)
+        let is_same = |how: &Known| how.due == job.scheduled_at;
+        let is_ahead = |ahead: &Ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.how.as_ref().is_none_or(is_same);
+        self.assigned.is_some() || self.ahead.as_ref().is_some_and(is_ahead)
     }
 
-    /// Takes the job out of the turn of this worker. Returns its due date, if it was in that turn and its date is known.
-    fn leave(&mut self, worker: WorkerId) -> Option<Instant> {
-        self.assigned.take_if(|assigned| assigned.worker == worker)?.due
+    /// Takes the job out of the turn of this worker. Returns how it was assigned, if it was in that turn and this is known.
+    fn leave(&mut self, worker: WorkerId) -> Option<Known> {
+        self.assigned.take_if(|assigned| assigned.worker == worker)?.how
     }
 
-    /// This worker does not hold the job ahead any more.
-    fn drop_ahead(&mut self, worker: WorkerId) {
-        self.ahead.take_if(|ahead| ahead.worker == worker);
+    /// This worker does not hold the job ahead any more. Returns how it was assigned, if it did and this is known.
+    fn drop_ahead(&mut self, worker: WorkerId) -> Option<Known> {
+        self.ahead.take_if(|ahead| ahead.worker == worker)?.how
     }
 }
 
 impl Book {
-    /// Begins a turn. The jobs were due at these dates, as far as they are known.
-    pub(crate) fn begin(&mut self, turn: Turn, due: impl IntoIterator<Item = Option<Instant>>) {
+    /// Begins a turn. The jobs were assigned like this, as far as it is known.
+    pub(crate) fn begin(&mut self, turn: Turn, how: impl IntoIterator<Item = Option<Known>>) {
         let worker = turn.assignment.worker;
         // A worker has one turn at a time.
         if let Some(before) = self.take_turn(worker) {
             before.assignment.jobs.into_iter().for_each(|job| self.change(job, |entry| _ = entry.leave(worker)));
         }
-        for (job, due) in turn.assignment.jobs.iter().zip(due) {
-            self.jobs.entry(*job).or_default().assigned = Some(Assigned { worker, due });
+        for (job, how) in turn.assignment.jobs.iter().zip(how) {
+            self.jobs.entry(*job).or_default().assigned = Some(Assigned { worker, how });
         }
         self.desks.entry(worker).or_default().turn = Some(turn);
     }
@@ -133,8 +142,8 @@ impl Book {
         let turn = self.take_turn(worker)?;
         for job in &turn.assignment.jobs {
             self.change(*job, |entry| {
-                if let Some(due) = entry.leave(worker) {
-                    entry.ended[0] = Some(Ended { worker, due, unanswered });
+                if let Some(how) = entry.leave(worker) {
+                    entry.ended[0] = Some(Ended { worker, how, unanswered });
                 }
             });
         }
@@ -167,7 +176,7 @@ impl Book {
 
     /// Whether the job is in flight, or an assignment of it at this date has ended recently. An announcement of it is then outdated.
     pub(crate) fn is_assigned(&self, job: &ScheduledJob, at: Monotonic) -> bool {
-        let is_at_date = |ended: &Ended| ended.due == job.scheduled_at;
+        let is_at_date = |ended: &Ended| ended.how.due == job.scheduled_at;
         self.jobs.get(&job.id).is_some_and(|entry| entry.is_in_flight(job, at) || entry.ended.iter().flatten().any(is_at_date))
     }
 
@@ -176,10 +185,11 @@ impl Book {
     pub(crate) fn find(&mut self, job: &ScheduledJob, at: Monotonic) -> Whereabouts {
         let mut ended = None;
         if let Some(entry) = self.jobs.get_mut(&job.id) {
-            if let Some(Assigned { worker, due }) = entry.assigned
-                && let Some(turn) = self.desks.get_mut(&worker).and_then(|desk| desk.turn.as_mut())
+            if let Some(Assigned { worker, how }) = &entry.assigned
+                && let Some(turn) = self.desks.get_mut(worker).and_then(|desk| desk.turn.as_mut())
             {
-                let lanes = if due == Some(job.scheduled_at) { &mut turn.skipped_in } else { &mut turn.due_again_in };
+                let is_as_assigned = how.as_ref().is_some_and(|how| how.due == job.scheduled_at);
+                let lanes = if is_as_assigned { &mut turn.skipped_in } else { &mut turn.due_again_in };
                 lanes.insert(job.lane());
             }
             if entry.is_in_flight(job, at) {
@@ -190,7 +200,7 @@ impl Book {
                 self.jobs.remove(&job.id);
             }
         }
-        let refused = ended.filter(|ended| ended.due == job.scheduled_at);
+        let refused = ended.filter(|ended| ended.how.due == job.scheduled_at);
         let pause = self.refusals.pause(job, refused.map(|ended| (ended.worker, ended.unanswered)), at);
         pause.map_or(Whereabouts::Waiting, Whereabouts::PausedUntil)
     }
@@ -205,16 +215,17 @@ impl Book {
         let before = self.desks.get_mut(&worker).map(|desk| std::mem::take(&mut desk.ahead)).unwrap_or_default();
         if !before.is_empty() {
             let still: HashSet<&JobId> = jobs.iter().collect();
-            before.iter().filter(|job| !still.contains(job)).for_each(|job| self.change(*job, |entry| entry.drop_ahead(worker)));
+            before.iter().filter(|job| !still.contains(job)).for_each(|job| self.change(*job, |entry| _ = entry.drop_ahead(worker)));
         }
         for job in &jobs {
             let Entry { assigned, ahead, .. } = self.jobs.entry(*job).or_default();
-            let is_new = ahead.is_none_or(|ahead| ahead.worker != worker);
-            let new = assigned.filter(|assigned| assigned.worker == worker && is_new).map(|assigned| (at, assigned.due));
+            let is_new = ahead.as_ref().is_none_or(|ahead| ahead.worker != worker);
+            let new = assigned.as_ref().filter(|assigned| assigned.worker == worker && is_new);
+            let new = new.map(|assigned| (at, assigned.how.clone()));
             // A report that is repeated, or that another worker repeats, makes it no younger.
-            let known = ahead.map(|ahead| (ahead.since, ahead.due));
-            let (since, due) = new.or(known).unwrap_or((at, None));
-            *ahead = Some(Ahead { worker, since, due });
+            let known = ahead.take().map(|ahead| (ahead.since, ahead.how));
+            let (since, how) = new.or(known).unwrap_or((at, None));
+            *ahead = Some(Ahead { worker, since, how });
         }
         if !jobs.is_empty() {
             self.desks.entry(worker).or_default().ahead = jobs;
@@ -223,17 +234,20 @@ impl Book {
         }
     }
 
-    /// Removes jobs that a worker has returned, even in the middle of its turn. They were assigned ahead, and were not refused.
-    pub(crate) fn returned(&mut self, worker: WorkerId, jobs: &[JobId]) {
+    /// Removes jobs that a worker has returned, even in the middle of its turn. They were assigned ahead, and were not refused. Returns the
+    /// lanes in which they wait again, and `None` if that is not known of all of them.
+    pub(crate) fn returned(&mut self, worker: WorkerId, jobs: &[JobId]) -> HashSet<Option<Arc<Lane>>> {
+        let mut lanes = HashSet::new();
         for job in jobs {
+            let mut how = None;
             self.change(*job, |entry| {
-                entry.leave(worker);
-                entry.drop_ahead(worker);
-                entry.ended = [None; 2];
+                let ended = std::mem::take(&mut entry.ended).into_iter().flatten().map(|ended| ended.how);
+                how = [entry.leave(worker), entry.drop_ahead(worker)].into_iter().flatten().chain(ended).next();
             });
+            lanes.insert(how.map(|how| how.lane));
             self.refusals.remove(*job);
         }
-        let Some(desk) = self.desks.get_mut(&worker) else { return };
+        let Some(desk) = self.desks.get_mut(&worker) else { return lanes };
         let jobs: HashSet<&JobId> = jobs.iter().collect();
         desk.ahead.retain(|job| !jobs.contains(job));
         match &mut desk.turn {
@@ -241,6 +255,7 @@ impl Book {
             None if desk.ahead.is_empty() => _ = self.desks.remove(&worker),
             None => {}
         }
+        lanes
     }
 
     /// Removes a worker that has left: its turn, which is returned, and the jobs that it held ahead.
@@ -285,7 +300,7 @@ impl Book {
     /// Drops old entries. Called by each full scan.
     pub(crate) fn drop_old(&mut self, at: Monotonic) {
         self.jobs.retain(|_, entry| {
-            entry.ended = [None, entry.ended[0]];
+            entry.ended = [None, entry.ended[0].take()];
             !entry.is_empty()
         });
         self.refusals.drop_old(at);
@@ -325,16 +340,20 @@ pub(crate) mod tests {
         ScheduledJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at }
     }
 
+    fn known(job: &ScheduledJob) -> Known {
+        Known { due: job.scheduled_at, lane: Arc::new(job.lane()) }
+    }
+
     fn begin(book: &mut Book, round: RoundId, worker: WorkerId, jobs: &[(JobId, Option<i64>)], since: Monotonic) {
         let assignment = AssignedJobs::new(worker, jobs.iter().map(|(job, _)| *job).collect());
-        let due = jobs.iter().map(|(job, due)| due.map(|due| found(*job, due).scheduled_at));
-        book.begin(Turn::new(round, assignment, Channel(0), false, since), due);
+        let how = jobs.iter().map(|(job, due)| due.map(|due| known(&found(*job, due))));
+        book.begin(Turn::new(round, assignment, Channel(0), false, since), how);
     }
 
     /// This worker gets the job and does not start it. A search finds it again at `at`.
     pub(crate) fn refuse(book: &mut Book, job: &ScheduledJob, worker: WorkerId, unanswered: bool, at: Monotonic) -> Whereabouts {
         let assignment = AssignedJobs::new(worker, vec![job.id]);
-        book.begin(Turn::new(RoundId::new(), assignment, Channel(0), false, at), [Some(job.scheduled_at)]);
+        book.begin(Turn::new(RoundId::new(), assignment, Channel(0), false, at), [Some(known(job))]);
         book.end(worker, unanswered).expect("just begun");
         book.find(job, at)
     }
@@ -405,17 +424,20 @@ pub(crate) mod tests {
         report(&[three], &mut book, 3);
         assert_eq!(held(&book, 4), [false; 3], "nor does that of another worker, which did not get it");
         report_of(b, &[], &mut book, 3);
-        book.returned(b, &[three]);
+        assert_eq!(book.returned(b, &[three]), [None].into(), "it may have been assigned by an earlier leader");
         assert_eq!(held(&book, 3), [false, false, true], "it was not that worker's any more");
-        book.returned(a, &[three]);
+        assert_eq!(book.returned(a, &[three]), [None].into());
         assert_eq!((held(&book, 0), book.in_flight(), book.workers().len()), ([false; 3], 0, 0));
         report(&[one], &mut book, 0);
         assert!(book.workers() == [a] && book.remove_worker(a, start).is_none() && book.in_flight() == 0);
         report(&[one], &mut book, 0);
         assert!(book.expire(&HashMap::new(), start).is_empty() && book.in_flight() == 0, "it is gone");
         begin(&mut book, round, a, &[(one, Some(7)), (two, Some(7))], start);
-        book.returned(a, &[two]);
+        let lane = Arc::new(found(two, 7).lane());
+        assert_eq!(book.returned(a, &[two]), [Some(lane.clone())].into());
         assert_eq!(held(&book, 0), [true, false, false], "in the middle of its turn, with no room for another report");
+        report(&[one], &mut book, 0);
+        assert_eq!(book.returned(a, &[one, three]), [Some(lane), None].into(), "the lane of a job that is held ahead is known");
     }
 
     #[test]
@@ -437,7 +459,7 @@ pub(crate) mod tests {
         assert_eq!((book.find(&again, at), book.find(&job, at)), (Whereabouts::Waiting, Whereabouts::Waiting), "it was retried");
         assert!(book.refusals.len() == 0 && book.jobs.is_empty());
         ended(&mut book);
-        book.returned(worker, &[job.id]);
+        assert_eq!(book.returned(worker, &[job.id]), [Some(Arc::new(job.lane()))].into());
         assert!(!book.is_assigned(&job, at));
     }
 }

@@ -96,6 +96,11 @@ impl Refusals {
         self.0.get(&job.id).is_some_and(|refused| refused.due == job.scheduled_at)
     }
 
+    /// Whether the answers below may be true for this job.
+    pub(crate) fn knows(&self, job: JobId) -> bool {
+        self.0.contains_key(&job)
+    }
+
     /// Whether this worker has refused this job.
     pub(crate) fn was_refused_by(&self, job: JobId, worker: WorkerId) -> bool {
         self.0.get(&job).is_some_and(|refused| refused.by.contains(&worker))

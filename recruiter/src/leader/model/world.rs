@@ -391,7 +391,8 @@ impl World {
         let (at, is_listing) = (self.memory.monotonic(), self.assigning.lanes.discovery.is_scanning());
         let Data { jobs, workers, .. } = self.memory.data.get_mut();
         for job in jobs {
-            let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty() || !trigger.returned.is_empty());
+            let is_returned = trigger.returned.iter().any(|(_, jobs)| jobs.contains(&job.job.id));
+            let is_left = job.is_left && (trigger.refused || !trigger.left.is_empty() || is_returned);
             job.scans += u32::from(trigger.full_scan && job.state == State::Due);
             // A full scan in steps is completed before the next one begins, and each full scan that is due takes a step.
             let is_scanned = trigger.full_scan && (!is_listing || job.scans > GROUPS);

@@ -7,12 +7,16 @@ use std::{
 
 use recruiter_common::{
     ids::{JobId, LeaseTerm, RoundId, WorkerId},
-    instant::Instant,
     store::{AssignedJobs, Channel, Hint, Permits, Planned, StoreError},
 };
 
 use super::round::Assigning;
-use crate::leader::{book::Turn, database::Database, fleet::FreeWorker, plan::Plan};
+use crate::leader::{
+    book::{Known, Turn},
+    database::Database,
+    fleet::FreeWorker,
+    plan::{Given, Plan},
+};
 
 /// A full scan sends the hint of an assignment again if the assignment has been in flight for longer than this: the first hint may be lost.
 const REMIND_AFTER: Duration = Duration::from_millis(100);
@@ -52,7 +56,7 @@ impl Assigning {
             if won.contains(id) {
                 assigned.extend(&assignment.jobs);
                 let turn = Turn::new(round, assignment.clone(), *channel, jobs.len() < *free as usize, at);
-                self.book.begin(turn, jobs.iter().map(|(_, due)| Some(*due)));
+                self.book.begin(turn, jobs.iter().map(|job| Some(Known { due: job.due, lane: job.lane.clone() })));
                 by_channel.entry(*channel).or_default().push(assignment);
             } else {
                 assignment.permits.iter().for_each(|(job, permit)| self.admission.take_back(*id, *job, permit));
@@ -60,7 +64,7 @@ impl Assigning {
             }
         }
         plan.lanes.iter().for_each(|lane| self.lanes.windows.add_recent(lane));
-        self.assigned = self.lanes.windows.remove(&plan.lanes, &assigned);
+        self.assigned = self.lanes.windows.remove(plan.lanes.iter().map(|lane| &**lane), &assigned);
         if are_all {
             self.fleet.remove(&won);
         } else {
@@ -86,9 +90,9 @@ impl Assigning {
 }
 
 /// The assignment of these jobs.
-fn planned(worker: &FreeWorker, jobs: &[(JobId, Instant)], permits: &Permits) -> Planned {
-    let permits: Permits = jobs.iter().filter_map(|(job, _)| Some((*job, permits.get(job)?.clone()))).collect();
+fn planned(worker: &FreeWorker, jobs: &[Given], permits: &Permits) -> Planned {
+    let permits: Permits = jobs.iter().filter_map(|job| Some((job.id, permits.get(&job.id)?.clone()))).collect();
     let wait_for_permits = permits.values().filter(|permit| permit.is_ahead).count();
-    let assignment = AssignedJobs { worker: worker.id, jobs: jobs.iter().map(|(job, _)| *job).collect(), permits };
+    let assignment = AssignedJobs { worker: worker.id, jobs: jobs.iter().map(|job| job.id).collect(), permits };
     Planned { assignment, for_slots: (jobs.len() - wait_for_permits).min(worker.free as usize) }
 }

@@ -77,11 +77,17 @@ impl Assigning {
             self.lanes.windows.drop_old();
             self.lanes.request_audit();
         }
+        let mut is_unsure = trigger.refused;
         for (worker, jobs) in &trigger.returned {
-            self.book.returned(*worker, jobs);
+            for lane in self.book.returned(*worker, jobs) {
+                match lane {
+                    Some(lane) => self.lanes.windows.mark_stale((*lane).clone()),
+                    None => is_unsure = true,
+                }
+            }
             jobs.iter().for_each(|job| self.admission.cells.was_not_assigned(*job));
         }
-        if trigger.refused || !trigger.returned.is_empty() {
+        if is_unsure {
             self.lanes.windows.mark_recent_stale();
         }
         Ok(())

@@ -177,8 +177,8 @@ impl Windows {
     }
 
     /// Removes assigned jobs. Returns the groups of these lanes, and how many jobs were removed.
-    pub(crate) fn remove(&mut self, lanes: &HashSet<Lane>, jobs: &HashSet<JobId>) -> Vec<(String, usize)> {
-        let (horizon, mut removed) = (self.horizon(), Vec::with_capacity(lanes.len()));
+    pub(crate) fn remove<'a>(&mut self, lanes: impl Iterator<Item = &'a Lane>, jobs: &HashSet<JobId>) -> Vec<(String, usize)> {
+        let (horizon, mut removed) = (self.horizon(), Vec::new());
         for lane in lanes {
             if let Some(window) = self.windows.get_mut(lane) {
                 let before = window.jobs.len();
@@ -325,7 +325,7 @@ pub(super) mod tests {
     }
 
     fn take(lanes: &mut Windows, job: &ScheduledJob) {
-        lanes.remove(&[job.lane()].into(), &[job.id].into());
+        lanes.remove([&job.lane()].into_iter(), &[job.id].into());
     }
 
     #[test]

@@ -1,17 +1,25 @@
 //! The plan of a round: which worker gets which job. It is computed by a pure function.
+//!
+//! | module | content |
+//! |---|---|
+//! | `ranking` | what each worker still accepts, and which one is the first for the next job |
+
+mod ranking;
 
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, HashSet},
     iter::Peekable,
+    sync::Arc,
 };
 
 use recruiter_common::{
-    ids::JobId,
+    ids::{JobId, WorkerId},
     instant::Instant,
     store::{Lane, NotAdmitted, Permits, Position, ScheduledJob},
 };
 
+use self::ranking::{Rank, Ranking};
 use super::{
     admission::{Admission, Way, shares::Pass},
     book::Refusals,
@@ -19,15 +27,23 @@ use super::{
     lanes::windows::KnownJobs,
 };
 
+/// A job that a worker gets.
+#[derive(Clone, Debug)]
+pub(crate) struct Given {
+    pub(crate) id: JobId,
+    pub(crate) due: Instant,
+    pub(crate) lane: Arc<Lane>,
+}
+
 /// The jobs of each worker.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// For each worker, by its index: its jobs with their due dates, sorted by position.
-    pub(crate) given: HashMap<usize, Vec<(JobId, Instant)>>,
+    /// For each worker, by its index: its jobs, sorted by position.
+    pub(crate) given: HashMap<usize, Vec<Given>>,
     /// The permits of those that are limited.
     pub(crate) permits: Permits,
     /// The lanes of these jobs.
-    pub(crate) lanes: HashSet<Lane>,
+    pub(crate) lanes: HashSet<Arc<Lane>>,
 }
 
 /// The due jobs of a lane, and the workers that take them.
@@ -35,8 +51,6 @@ struct Queue<'a, I: Iterator<Item = &'a ScheduledJob>> {
     lane: &'a Lane,
     due: Peekable<I>,
     kinds: &'a [KindId],
-    /// The indexes of these workers. Computed when the first job of the lane is planned.
-    able: Option<Vec<usize>>,
 }
 
 impl<'a, I: Iterator<Item = &'a ScheduledJob>> Queue<'a, I> {
@@ -76,12 +90,11 @@ pub(crate) fn plan<'a>(
         lane: waiting.lane,
         due: waiting.jobs.iter().filter(move |job| job.scheduled_at <= now).peekable(),
         kinds: waiting.able,
-        able: None,
     };
     let mut queues: Vec<_> = lanes.filter(|waiting| admission.way(waiting.lane, now).is_ok()).map(queue).collect();
     let mut heads: BinaryHeap<_> = queues.iter_mut().enumerate().filter_map(|(index, queue)| queue.head(index, admission, now)).collect();
     let mut planning = Planning::new(workers, refusals, admission, now);
-    while planning.left > 0
+    while !planning.ranking.is_exhausted()
         && let Some((Reverse(pass), _, index)) = heads.pop()
     {
         let queue = &mut queues[index];
@@ -103,12 +116,9 @@ struct Planning<'a> {
     plan: Plan,
     /// The jobs of the plan, and those that could not be given.
     seen: HashSet<JobId>,
-    /// The workers of each kind, by their indexes.
-    by_kind: HashMap<KindId, Vec<usize>>,
-    /// What each worker accepts: free slots come first, then the number of jobs ahead.
-    room: Vec<(u32, u32)>,
-    /// The sum of these.
-    left: u64,
+    ranking: Ranking,
+    /// The index of each worker.
+    indexes: HashMap<WorkerId, usize>,
     /// How many jobs of the classes that have a limit each worker accepts.
     of_classes: Vec<HashMap<&'a str, u32>>,
     /// The full resources for which a job waits that could not be given.
@@ -117,16 +127,11 @@ struct Planning<'a> {
 
 impl<'a> Planning<'a> {
     fn new(workers: &'a [FreeWorker], refusals: &'a Refusals, admission: &'a mut Admission, now: Instant) -> Self {
-        let room: Vec<(u32, u32)> = workers.iter().map(|worker| (worker.free, worker.prefetch)).collect();
-        let left = room.iter().map(|(free, ahead)| u64::from(*free) + u64::from(*ahead)).sum();
         let of_classes = |worker: &'a FreeWorker| worker.class_slots.iter().map(|slots| (slots.class.as_str(), slots.free)).collect();
         let of_classes = workers.iter().map(of_classes).collect();
-        let mut by_kind: HashMap<KindId, Vec<usize>> = HashMap::new();
-        for (index, worker) in workers.iter().enumerate() {
-            by_kind.entry(worker.kind).or_default().push(index);
-        }
-        let (plan, seen, wanted) = (Plan::default(), HashSet::new(), HashSet::new());
-        Self { workers, refusals, admission, now, plan, seen, by_kind, room, left, of_classes, wanted }
+        let indexes = workers.iter().enumerate().map(|(index, worker)| (worker.id, index)).collect();
+        let (ranking, plan, seen, wanted) = (Ranking::new(workers), Plan::default(), HashSet::new(), HashSet::new());
+        Self { workers, refusals, admission, now, plan, seen, ranking, indexes, of_classes, wanted }
     }
 
     /// Gives the next job of a lane. Returns whether the job behind it can have its turn: not if this one must wait.
@@ -135,73 +140,88 @@ impl<'a> Planning<'a> {
         if !self.seen.insert(job.id) {
             return true;
         }
-        let able = queue.able.get_or_insert_with(|| {
-            let mut able: Vec<usize> = queue.kinds.iter().filter_map(|kind| self.by_kind.get(kind)).flatten().copied().collect();
-            able.sort_unstable();
-            able
-        });
-        let class = queue.lane.class.as_str();
-        able.retain(|worker| self.room[*worker] != (0, 0) && self.of_classes[*worker].get(class) != Some(&0));
         match self.admission.way(queue.lane, self.now) {
-            Ok(Way::PermitsOfOthers) => self.give_to_holder(queue.lane, job, able),
-            way => self.give_to_any(queue.lane, job, able, way),
+            Ok(Way::PermitsOfOthers) => self.give_to_holder(queue.lane, queue.kinds, job),
+            way => self.give_to_any(queue.lane, queue.kinds, job, way),
         }
     }
 
     /// Gives a job of a full resource to a worker that holds permits of it: there it waits for one of them.
-    fn give_to_holder(&mut self, lane: &Lane, job: &ScheduledJob, able: &[usize]) -> bool {
+    fn give_to_holder(&mut self, lane: &Lane, kinds: &[KindId], job: &ScheduledJob) -> bool {
         let is_wanted = self.admission.resources(lane).any(|resource| self.wanted.contains(&resource));
         let holders = if is_wanted { HashSet::new() } else { self.admission.can_wait_in(lane, self.now) };
-        let has_room = |worker: &usize| self.room[*worker].1 > 0 && holders.contains(&self.workers[*worker].id);
-        let Some(worker) = able.iter().copied().filter(has_room).max_by_key(|worker| self.room[*worker].1) else {
+        let indexes = holders.iter().filter_map(|holder| self.indexes.get(holder)).copied();
+        let has_room = |rank: &Rank| {
+            let worker = rank.worker;
+            rank.ahead > 0 && kinds.contains(&self.workers[worker].kind) && self.accepts_class(worker, &lane.class)
+        };
+        let best = indexes.map(|worker| self.ranking.rank(worker)).filter(has_room).max_by_key(|rank| (rank.ahead, rank.worker));
+        let Some(Rank { worker, .. }) = best else {
             self.wanted.extend(self.admission.resources(lane));
             return false;
         };
         let permit = self.admission.wait_in(self.workers[worker].id, lane, job);
         self.plan.permits.insert(job.id, permit);
-        self.room[worker].1 -= 1;
+        self.ranking.give_ahead(worker);
         self.give(worker, lane, job);
         true
     }
 
     /// Gives a job to the best of the workers that have room for it.
-    fn give_to_any(&mut self, lane: &Lane, job: &ScheduledJob, able: &[usize], way: Result<Way, NotAdmitted>) -> bool {
+    fn give_to_any(&mut self, lane: &Lane, kinds: &[KindId], job: &ScheduledJob, way: Result<Way, NotAdmitted>) -> bool {
         let needs_free_slot = way == Ok(Way::Permits) || self.admission.needs_free_slot(lane, job, self.now);
         let is_limited = way != Ok(Way::Unlimited);
-        let has_room =
-            |worker: &usize| (!needs_free_slot || self.room[*worker].0 > 0) && (!is_limited || self.workers[*worker].takes_limited);
-        let unanswered = self.refusals.was_unanswered(job.id);
-        let preference = |index: &usize| {
-            let worker = &self.workers[*index];
-            let is_willing = !self.refusals.was_refused_by(job.id, worker.id);
-            (is_willing, unanswered.then_some(worker.changed_at), !worker.is_overdue, self.room[*index])
-        };
+        let accepts = |worker| self.accepts_class(worker, &lane.class);
+        let takes = |worker: usize| accepts(worker) && (!is_limited || self.workers[worker].takes_limited);
         // Without one no worker accepts a job of this lane any more: the slots go to other lanes.
-        let Some(worker) = able.iter().copied().filter(has_room).max_by_key(preference) else {
-            if let Some(worker) = able.iter().copied().max_by_key(preference) {
+        let Some(worker) = self.best(kinds, job, needs_free_slot, takes) else {
+            if let Some(worker) = self.best(kinds, job, false, accepts) {
                 // It gets no jobs ahead that come later than this one, so that its next free slot is offered.
-                self.left -= u64::from(std::mem::take(&mut self.room[worker].1));
+                self.ranking.close_ahead(worker);
             }
             return false;
         };
         let Ok(permit) = self.admission.admit(self.workers[worker].id, lane, job, self.now) else { return false };
         self.plan.permits.extend(permit.map(|permit| (job.id, permit)));
-        let (free, ahead) = &mut self.room[worker];
-        *(if *free > 0 { free } else { ahead }) -= 1;
+        self.ranking.give(worker);
         self.give(worker, lane, job);
         true
     }
 
-    /// Gives a job to a worker, which accepts one job less, and one less of its class.
+    /// The preferred one of the workers of these kinds for which `takes` is true. The order is that of [`plan`].
+    fn best(&self, kinds: &[KindId], job: &ScheduledJob, needs_free_slot: bool, takes: impl Fn(usize) -> bool) -> Option<usize> {
+        if !self.refusals.knows(job.id) {
+            return self.ranking.first(kinds, needs_free_slot, takes).map(|rank| rank.worker);
+        }
+        let unanswered = self.refusals.was_unanswered(job.id);
+        let preference = |rank: &Rank| {
+            let worker = &self.workers[rank.worker];
+            let is_willing = !self.refusals.was_refused_by(job.id, worker.id);
+            (is_willing, unanswered.then_some(worker.changed_at), *rank)
+        };
+        let has_room = |rank: &Rank| (!needs_free_slot || rank.free > 0) && takes(rank.worker);
+        self.ranking.all(kinds).filter(has_room).max_by_key(preference).map(|rank| rank.worker)
+    }
+
+    /// Whether a worker accepts another job of a class, if it has a limit for that class.
+    fn accepts_class(&self, worker: usize, class: &str) -> bool {
+        self.of_classes[worker].get(class) != Some(&0)
+    }
+
+    /// Gives a job to a worker, which accepts one less of its class.
     fn give(&mut self, worker: usize, lane: &Lane, job: &ScheduledJob) {
-        self.left -= 1;
         if let Some(free) = self.of_classes[worker].get_mut(lane.class.as_str()) {
             *free -= 1;
         }
-        self.plan.given.entry(worker).or_default().push((job.id, job.scheduled_at));
-        if !self.plan.lanes.contains(lane) {
-            self.plan.lanes.insert(lane.clone());
-        }
+        let lane = match self.plan.lanes.get(lane) {
+            Some(lane) => lane.clone(),
+            None => {
+                let lane = Arc::new(lane.clone());
+                self.plan.lanes.insert(lane.clone());
+                lane
+            }
+        };
+        self.plan.given.entry(worker).or_default().push(Given { id: job.id, due: job.scheduled_at, lane });
     }
 }
 
@@ -249,7 +269,7 @@ mod tests {
         let able: HashMap<&Lane, Vec<KindId>> = lanes.keys().map(|lane| (lane, able(lane))).collect();
         let waiting = lanes.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &able[lane] });
         let plan = plan(fleet.workers(), waiting, refusals, &mut Admission::default(), NOW);
-        let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|(job, _)| *job).collect();
+        let of = |worker| plan.given.get(&worker).into_iter().flatten().map(|job| job.id).collect();
         (0..fleet.workers().len()).map(of).collect()
     }
 
@@ -308,7 +328,7 @@ mod tests {
             let lanes: Vec<(Lane, VecDeque<ScheduledJob>)> = jobs.iter().map(|job| (job.lane(), [(*job).clone()].into())).collect();
             let waiting = lanes.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &[0] });
             let plan = plan(workers(free).workers(), waiting, &Refusals::default(), &mut admission, NOW);
-            plan.given.get(&0).into_iter().flatten().map(|(job, _)| *job).collect::<Vec<_>>()
+            plan.given.get(&0).into_iter().flatten().map(|job| job.id).collect::<Vec<_>>()
         };
         assert_eq!(given(0, &[&old, &urgent]), [urgent.id], "a more urgent one goes ahead");
         assert_eq!(given(0, &[&old, &other]), [], "a less urgent one does not");
@@ -353,7 +373,7 @@ mod tests {
         let jobs = [limited, job("a", "x", 5, 0)].map(|job| (job.lane(), VecDeque::from([job])));
         let waiting = jobs.iter().map(|(lane, jobs)| KnownJobs { lane, jobs, able: &[0] });
         let plan = plan(fleet.workers(), waiting, &Refusals::default(), &mut admission, NOW);
-        assert_eq!(plan.given[&0].iter().map(|(job, _)| *job).collect::<Vec<_>>(), [jobs[1].1[0].id]);
+        assert_eq!(plan.given[&0].iter().map(|job| job.id).collect::<Vec<_>>(), [jobs[1].1[0].id]);
     }
 
     #[test]
