@@ -44,7 +44,7 @@ pub use crate::{
         control::export::Exported,
         doctor::{Check, Finding, State},
         policies_in,
-        redaction::{InvalidRedaction, REDACTED, Redaction, RedactionRule},
+        redaction::{FollowedRedaction, InvalidRedaction, REDACTED, Redaction, RedactionRule},
         select::LOOK_LIMIT,
         why::situation::{Due, Situation, paused_by},
     },

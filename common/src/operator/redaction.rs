@@ -7,19 +7,22 @@
 use std::{
     collections::BTreeSet,
     sync::{PoisonError, RwLock},
+    time::{Duration, Instant as Monotonic},
 };
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf, doc};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    base::{LONGEST_NAME, names::check_trimmed_name, of_bson, printable},
+    base::{LONGEST_NAME, chain, names::check_trimmed_name, of_bson, printable},
     job::{bundle::OUTCOMES, notes::CHECKPOINT},
     mongo::{Store, StoreError, call, lossy},
 };
 
 /// What is shown in place of a value.
 pub const REDACTED: &str = "[redacted]";
+/// How old the rules are at most that [`FollowedRedaction`] applies.
+const REDACTION_EVERY: Duration = Duration::from_secs(10);
 /// Maximum number of parameters that a rule names.
 const MOST_KEYS: usize = 100;
 /// The document in `metadata` with the rules.
@@ -232,6 +235,34 @@ fn hide_texts(job: &mut Document) {
     }
 }
 
+/// What is redacted, for a reader that shows jobs for a long time.
+#[derive(Clone, Debug)]
+pub struct FollowedRedaction {
+    store: Store,
+    redaction: Redaction,
+    /// `None`: the rules are not read again.
+    read_at: Option<Monotonic>,
+}
+
+impl FollowedRedaction {
+    /// Nothing is redacted, whatever the rules are.
+    pub fn nothing(store: &Store) -> Self {
+        Self { store: store.clone(), redaction: Redaction::default(), read_at: None }
+    }
+
+    /// What is redacted: read at most [`REDACTION_EVERY`] ago. Where that fails, the last rules hold.
+    pub async fn current(&mut self) -> &Redaction {
+        if self.read_at.is_some_and(|at| at.elapsed() >= REDACTION_EVERY) {
+            self.read_at = Some(Monotonic::now());
+            match self.store.redaction().await {
+                Ok(read) => self.redaction = read,
+                Err(error) => tracing::debug!(error = chain(&error), "the rules of redaction were not read; trying again"),
+            }
+        }
+        &self.redaction
+    }
+}
+
 /// The rules as this process has read them last.
 #[derive(Debug, Default)]
 struct Known(RwLock<Redaction>);
@@ -251,6 +282,13 @@ impl Store {
             );
             Redaction::everything()
         }))
+    }
+
+    /// What is redacted, now and later.
+    ///
+    /// Filter: id. Index: `_id`. Invariant: none.
+    pub async fn followed_redaction(&self) -> Result<FollowedRedaction, StoreError> {
+        Ok(FollowedRedaction { store: self.clone(), redaction: self.redaction().await?, read_at: Some(Monotonic::now()) })
     }
 
     /// Reads what is redacted for [`Store::may_log`].

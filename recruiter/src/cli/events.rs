@@ -65,12 +65,12 @@ pub(super) async fn run(args: EventsArgs, connect: &ConnectArgs, mut shutdown: S
     let store = Store::connect(connect, "recruiter events").await?;
     let since = args.since.map(|when| when.by(store.now()));
     store.prepare_events(args.ring_size).await?;
-    let redaction = args.reveal.of(&store).await?;
+    let mut redaction = args.reveal.followed(&store).await?;
     let mut events = store.events(patterns, since).await?;
     let written = loop {
         tokio::select! {
             received = events.next() => {
-                if let Err(error) = write_received(out, received, args.format, &redaction).and_then(|()| out.flush()) {
+                if let Err(error) = write_received(out, received, args.format, redaction.current().await).and_then(|()| out.flush()) {
                     break Err(error);
                 }
             }

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use recruiter_common::{
     StoreError,
     flags::name_of_text,
-    store::{ConnectArgs, Redaction, RedactionRule, Store},
+    store::{ConnectArgs, FollowedRedaction, Redaction, RedactionRule, Store},
 };
 use serde::Serialize;
 
@@ -73,6 +73,11 @@ impl Reveal {
     /// What is redacted in this call.
     pub(super) async fn of(self, store: &Store) -> Result<Redaction, StoreError> {
         if self.reveal { Ok(Redaction::default()) } else { store.redaction().await }
+    }
+
+    /// What is redacted in this call, which may last for long.
+    pub(super) async fn followed(self, store: &Store) -> Result<FollowedRedaction, StoreError> {
+        if self.reveal { Ok(FollowedRedaction::nothing(store)) } else { store.followed_redaction().await }
     }
 }
 

@@ -13,8 +13,7 @@ use futures_util::{Stream, stream};
 use recruiter_common::{
     EventsError, JobId, Received,
     events::Events,
-    store::{Redaction, Store},
-    telemetry::chain,
+    store::{FollowedRedaction, Redaction, Store},
     topics::Pattern,
 };
 use tokio::sync::{Mutex, broadcast};
@@ -30,8 +29,6 @@ const KEPT_BYTES: usize = 16 << 20;
 const PASSED: usize = 1_000;
 /// How long the subscription stays without readers.
 const LINGER: Duration = Duration::from_secs(60);
-/// How often the rules of redaction are read.
-const REDACTION_EVERY: Duration = Duration::from_secs(10);
 
 /// What readers get.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,23 +144,17 @@ impl Hub {
 }
 
 /// Tells what comes, until there are no readers for a while, or the process stops.
-async fn run(hub: Arc<Hub>, store: Store, mut events: Events, mut redaction: Redaction, stop: CancellationToken) {
-    let (mut read_at, mut unread_since) = (Monotonic::now(), None);
+async fn run(hub: Arc<Hub>, mut events: Events, mut redaction: FollowedRedaction, stop: CancellationToken) {
+    let mut unread_since = None;
     loop {
         let received = tokio::select! {
             received = events.next() => Some(received),
             () = recruiter_common::shutdown::pause(Duration::from_secs(1)) => None,
             () = stop.cancelled() => break,
         };
-        if read_at.elapsed() >= REDACTION_EVERY {
-            read_at = Monotonic::now();
-            match store.redaction().await {
-                Ok(read) => redaction = read,
-                Err(error) => tracing::debug!(error = chain(&error), "the rules of redaction were not read; trying again"),
-            }
-        }
         if let Some(received) = received {
-            hub.kept().tell(told(received, &redaction));
+            let told = told(received, redaction.current().await);
+            hub.kept().tell(told);
         }
         let is_read = hub.kept().to.as_ref().is_some_and(|to| to.receiver_count() > 0);
         unread_since = if is_read { None } else { unread_since.or_else(|| Some(Monotonic::now())) };
@@ -207,7 +198,7 @@ impl Live {
         if let Some(reader) = present.as_ref().and_then(|hub| hub.join(last)) {
             return Ok(reader);
         }
-        let redaction = store.redaction().await?;
+        let redaction = store.followed_redaction().await?;
         let events = store.events([Pattern::everything()], None).await?;
         let (to, live) = broadcast::channel(KEPT);
         let kept = Kept { told: VecDeque::new(), bytes: 0, next: 1, to: Some(to) };
@@ -215,7 +206,7 @@ impl Live {
         // What an earlier subscription has told is not here.
         let replay = last.map(|_| (0, Arc::new(Told::Missed(None)))).into_iter().collect();
         let reader = hub.join(None).unwrap_or(Reader { hub: hub.id, at: 0, replay: VecDeque::new(), live });
-        tasks.spawn(run(hub.clone(), store.clone(), events, redaction, stop.clone()));
+        tasks.spawn(run(hub.clone(), events, redaction, stop.clone()));
         *present = Some(hub);
         Ok(Reader { replay, ..reader })
     }

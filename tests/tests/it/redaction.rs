@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use bson::{Document, doc};
 use recruiter_common::{
     JobId, NewJob,
-    store::{REDACTED, Redaction, RedactionRule},
+    store::{FollowedRedaction, REDACTED, Redaction, RedactionRule},
 };
 use recruiter_tests::{
     local::{prepared, store},
@@ -324,16 +324,18 @@ async fn a_damaged_document_shows_no_secret() {
     system.stop().await;
 }
 
-/// A worker that runs follows the rules.
+/// A worker that runs, and programs that show jobs for a long time.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_worker_follows_the_rules() {
+async fn running_programs_follow_the_rules() {
     let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
+    let (mut followed, mut reveals) = (store.followed_redaction().await.unwrap(), FollowedRedaction::nothing(&store));
     let fail = || NewJob::of_class("fail", doc! { "class": "Down", "message": SECRET });
     let first = fail().enqueue(&store).await.unwrap().id;
     database.archived(first).await;
     let worker = &system.workers[0];
     wait_until(SOON, "the failure is logged", async || worker.stderr().contains(SECRET)).await;
+    assert!(!followed.current().await.concerns("fail"));
     store.set_redaction(&RedactionRule::new("fail", []).unwrap()).await.unwrap();
     wait_until(SOON, "a failure is redacted", async || {
         let job = fail().enqueue(&store).await.unwrap().id;
@@ -341,6 +343,8 @@ async fn a_running_worker_follows_the_rules() {
         worker.stderr().contains(REDACTED)
     })
     .await;
+    wait_until(SOON, "a reader has the rule", async || followed.current().await.concerns("fail")).await;
+    assert!(!reveals.current().await.concerns("fail"), "with --reveal");
     system.stop().await;
 }
 

@@ -82,7 +82,7 @@ pub(super) async fn run(args: TopArgs, connect: &ConnectArgs) -> anyhow::Result<
         return Err(usage("this command needs a terminal; `recruiter stats --json` is for programs"));
     }
     let store = Store::connect_to_ask(connect, "recruiter top").await?;
-    let redaction = args.reveal.of(&store).await?;
+    let redaction = args.reveal.followed(&store).await?;
     let mut terminal = Terminal::new()?;
     let (mut readings, _reader) = read(Reader::new(store.clone(), redaction), args.every);
     let (answer, mut answers) = mpsc::channel(1);

@@ -9,7 +9,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Job, JobState},
-    store::{Redaction, Store, StoreError},
+    store::{FollowedRedaction, Store, StoreError},
     workers::{Leader, Worker},
 };
 
@@ -62,14 +62,14 @@ pub(super) struct Reading {
 /// Reads, and remembers what it has read before.
 pub(super) struct Reader {
     store: Store,
-    redaction: Redaction,
+    redaction: FollowedRedaction,
     history: History,
     failures: Vec<Failed>,
     failures_until: Option<Instant>,
 }
 
 impl Reader {
-    pub(super) fn new(store: Store, redaction: Redaction) -> Self {
+    pub(super) fn new(store: Store, redaction: FollowedRedaction) -> Self {
         Self { store, redaction, history: History::default(), failures: Vec::new(), failures_until: None }
     }
 
@@ -99,7 +99,8 @@ impl Reader {
             Err(error) if error.is_too_slow() => Vec::new(),
             found => found?.jobs,
         };
-        let new = found.into_iter().filter_map(|job| Failed::of(&Job::try_from(self.redaction.job(job)).ok()?));
+        let redaction = self.redaction.current().await;
+        let new = found.into_iter().filter_map(|job| Failed::of(&Job::try_from(redaction.job(job)).ok()?));
         let mut all: BTreeMap<JobId, Failed> = new.chain(self.failures.drain(..)).map(|failed| (failed.job, failed)).collect();
         self.failures = std::mem::take(&mut all).into_values().collect();
         self.failures.sort_by_key(|failed| std::cmp::Reverse((failed.ended_at, failed.job)));
