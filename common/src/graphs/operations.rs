@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use super::{InputError, ends::StoredResult};
 use crate::{
     base::{GraphId, Instant, JobId, pause},
-    job::{Edge, NOT_NEEDED, Stage, edges_of},
+    job::{Edge, FinishReason, NOT_NEEDED, Stage, edges_of},
     mongo::{Client, Store, StoreError},
     wait::{ResultError, WaitError},
 };
@@ -103,9 +103,7 @@ fn state_of(job: &Document, now: Instant) -> Stage {
         (Some(_), _) if is("waiting") || job.contains_key("unique_after") => Stage::Waits,
         (Some(Bson::DateTime(at)), _) if *at > bson::DateTime::from_chrono(now) => Stage::Postponed,
         (Some(_), _) => Stage::Queued,
-        (None, Ok("done")) => Stage::Done,
-        (None, Ok("cancelled")) => Stage::Cancelled,
-        (None, _) => Stage::Failed,
+        (None, why) => Stage::of_end(&FinishReason::custom(why.unwrap_or_default())),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bson::{Bson, Document, RawDocument, RawDocumentBuf};
 
-use super::{Execution, FinishReason, Job, Keep, line_of_gate};
+use super::{Execution, FinishReason, Job, Keep, Stage, line_of_gate};
 
 /// How a job has ended.
 #[derive(Clone, Debug)]
@@ -106,12 +106,10 @@ impl Effects {
     /// The effects of this end; `archived` makes the document, if one is kept.
     pub(crate) fn of(job: EndedJob, ending: Ending, archived: impl FnOnce(Ending) -> RawDocumentBuf) -> Self {
         let (why, error, becomes) = (ending.why.clone(), ending.execution.class.clone(), ending.becomes.clone());
-        let is_done = why == FinishReason::DONE;
-        // A cancellation is no failure.
-        let has_failed = !is_done && why != FinishReason::CANCELLED;
-        let is_kept = !is_done || job.keep == Keep::All || job.is_followed;
+        let stage = Stage::of_end(&why);
+        let is_kept = stage != Stage::Done || job.keep == Keep::All || job.is_followed;
         let archived = is_kept.then(|| archived(ending));
-        let (halts, frees) = (job.line.filter(|_| has_failed), job.unique);
+        let (halts, frees) = (job.line.filter(|_| stage == Stage::Failed), job.unique);
         Self { archived, becomes, halts, frees, is_followed: job.is_followed, class: job.class, group: job.group, why, error }
     }
 

@@ -5,7 +5,7 @@ use recruiter_common::{
     failure::Failure,
     instant::Instant,
     job::{
-        Execution, FinishReason, Job, JobProgress, JobState, Settings, Stage, StoredPolicy,
+        Execution, Job, JobProgress, JobState, Settings, Stage, StoredPolicy,
         bundle::{failure_of, is_done},
         notes::LogLine,
     },
@@ -68,7 +68,7 @@ impl Line {
             Some(format!("{}: {}", printable(class, 80), printable(execution.message.as_deref().unwrap_or_default(), 400)))
         });
         let below = match (&job.state, failure) {
-            (JobState::Archived { why }, _) if *why == FinishReason::DONE || *why == FinishReason::CANCELLED => None,
+            (JobState::Archived { why }, _) if Stage::of_end(why) != Stage::Failed => None,
             (JobState::Archived { why }, None) => Some(printable(why.as_str(), 80)),
             // The reasons `malformed` and `interrupted` are also error classes: show them once.
             (JobState::Archived { why }, Some(failure)) if failure.starts_with(&format!("{why}: ")) => Some(failure),

@@ -6,7 +6,7 @@ use chrono::TimeDelta;
 use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
-    job::FinishReason,
+    job::Stage,
     store::{Finished, NotKept, SAMPLED},
 };
 
@@ -31,11 +31,11 @@ impl Second {
     fn of<'a>(jobs: impl IntoIterator<Item = &'a Finished>) -> Self {
         let mut second = Self::default();
         for job in jobs {
-            if job.why == FinishReason::DONE {
+            let stage = Stage::of_end(&job.why);
+            if stage == Stage::Done {
                 *second.done.entry(job.group.clone()).or_default() += 1;
-            } else if job.why != FinishReason::CANCELLED {
-                second.failed += 1;
             }
+            second.failed += u64::from(stage == Stage::Failed);
             if let (Some(due), Some(started)) = (job.scheduled_at, job.started_at) {
                 let latency = second.latency.get_or_insert_with(|| Histogram::new(2).expect("two digits are between one and five"));
                 // Never fails: the histogram grows on demand.
@@ -143,6 +143,8 @@ pub(super) fn mean(sum: u64, seconds: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use recruiter_common::job::FinishReason;
+
     use super::*;
 
     fn at(ms: i64) -> Instant {

@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 use hdrhistogram::Histogram;
 use recruiter_common::{
     instant::Instant,
-    job::FinishReason,
+    job::Stage,
     store::{Finished, SAMPLED},
 };
 
@@ -56,11 +56,9 @@ impl Charts {
             let ago = (now - job.ended_at).num_milliseconds().max(0);
             let at = usize::try_from(ago * PARTS as i64 / period.num_milliseconds().max(1)).unwrap_or(PARTS);
             let Some(part) = (PARTS - 1).checked_sub(at).and_then(|at| parts.get_mut(at)) else { continue };
-            if job.why == FinishReason::DONE {
-                part.done += 1;
-            } else if job.why != FinishReason::CANCELLED {
-                part.failed += 1;
-            }
+            let stage = Stage::of_end(&job.why);
+            part.done += u64::from(stage == Stage::Done);
+            part.failed += u64::from(stage == Stage::Failed);
             if let (Some(due), Some(started)) = (job.scheduled_at, job.started_at) {
                 let latency = u64::try_from((started - due).num_milliseconds()).unwrap_or(0);
                 // Never fails: the histograms grow on demand.
@@ -121,6 +119,8 @@ fn scaled(value: u64, most: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use recruiter_common::job::FinishReason;
+
     use super::*;
 
     #[test]
