@@ -21,8 +21,8 @@ use crate::{
 
 /// What is shown in place of a value.
 pub const REDACTED: &str = "[redacted]";
-/// How old the rules are at most that [`FollowedRedaction`] applies.
-const REDACTION_EVERY: Duration = Duration::from_secs(10);
+/// When [`FollowedRedaction`] reads the rules again.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// Maximum number of parameters that a rule names.
 const MOST_KEYS: usize = 100;
 /// The document in `metadata` with the rules.
@@ -236,25 +236,26 @@ fn hide_texts(job: &mut Document) {
 }
 
 /// What is redacted, for a reader that shows jobs for a long time.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct FollowedRedaction {
-    store: Store,
     redaction: Redaction,
-    /// `None`: the rules are not read again.
-    read_at: Option<Monotonic>,
+    /// Where the rules are read again, and when they were read last. `None`: never.
+    from: Option<(Store, Monotonic)>,
 }
 
 impl FollowedRedaction {
-    /// Nothing is redacted, whatever the rules are.
-    pub fn nothing(store: &Store) -> Self {
-        Self { store: store.clone(), redaction: Redaction::default(), read_at: None }
+    /// Nothing is redacted. The rules are not read.
+    pub fn nothing() -> Self {
+        Self::default()
     }
 
-    /// What is redacted: read at most [`REDACTION_EVERY`] ago. Where that fails, the last rules hold.
+    /// What is redacted. The rules are read again after ten seconds. If that fails, the last ones hold.
     pub async fn current(&mut self) -> &Redaction {
-        if self.read_at.is_some_and(|at| at.elapsed() >= REDACTION_EVERY) {
-            self.read_at = Some(Monotonic::now());
-            match self.store.redaction().await {
+        if let Some((store, read_at)) = &mut self.from
+            && read_at.elapsed() >= READ_AGAIN_AFTER
+        {
+            *read_at = Monotonic::now();
+            match store.redaction().await {
                 Ok(read) => self.redaction = read,
                 Err(error) => tracing::debug!(error = chain(&error), "the rules of redaction were not read; trying again"),
             }
@@ -288,13 +289,13 @@ impl Store {
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
     pub async fn followed_redaction(&self) -> Result<FollowedRedaction, StoreError> {
-        Ok(FollowedRedaction { store: self.clone(), redaction: self.redaction().await?, read_at: Some(Monotonic::now()) })
+        Ok(FollowedRedaction { redaction: self.redaction().await?, from: Some((self.clone(), Monotonic::now())) })
     }
 
     /// Reads what is redacted for [`Store::may_log`].
     ///
     /// Filter: id. Index: `_id`. Invariant: none.
-    pub async fn follow_redaction(&self) -> Result<(), StoreError> {
+    pub async fn refresh_redaction(&self) -> Result<(), StoreError> {
         let read = self.redaction().await?;
         *self.part::<Known>().0.write().unwrap_or_else(PoisonError::into_inner) = read;
         Ok(())

@@ -77,7 +77,7 @@ impl Reveal {
 
     /// What is redacted in this call, which may last for long.
     pub(super) async fn followed(self, store: &Store) -> Result<FollowedRedaction, StoreError> {
-        if self.reveal { Ok(FollowedRedaction::nothing(store)) } else { store.followed_redaction().await }
+        if self.reveal { Ok(FollowedRedaction::nothing()) } else { store.followed_redaction().await }
     }
 }
 

@@ -11,7 +11,7 @@ use hdrhistogram::Histogram;
 use recruiter_common::{
     Reason, StoreError,
     instant::Instant,
-    job::FinishReason,
+    job::Stage,
     store::{COUNTED, Due, Finished, Lane, NotKept, SAMPLED, ScheduledJob, Situation, Store, Waiting},
     why::Why,
     workers::{Leader, Presence},
@@ -132,9 +132,10 @@ pub(crate) struct GroupStatistics {
 
 impl GroupStatistics {
     fn add(&mut self, job: &Finished) {
-        let count = if job.why == FinishReason::DONE {
+        let stage = Stage::of_end(&job.why);
+        let count = if stage == Stage::Done {
             &mut self.done
-        } else if job.why == FinishReason::CANCELLED {
+        } else if stage == Stage::Cancelled {
             &mut self.cancelled
         } else {
             &mut self.failed

@@ -329,7 +329,7 @@ async fn a_damaged_document_shows_no_secret() {
 async fn running_programs_follow_the_rules() {
     let (database, store) = prepared().await;
     let system = System::start(&database, Setup::default());
-    let (mut followed, mut reveals) = (store.followed_redaction().await.unwrap(), FollowedRedaction::nothing(&store));
+    let (mut followed, mut reveals) = (store.followed_redaction().await.unwrap(), FollowedRedaction::nothing());
     let fail = || NewJob::of_class("fail", doc! { "class": "Down", "message": SECRET });
     let first = fail().enqueue(&store).await.unwrap().id;
     database.archived(first).await;

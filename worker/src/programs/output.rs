@@ -7,7 +7,7 @@ use bson::{Binary, Bson, spec::BinarySubtype};
 use nix::sys::signal::Signal;
 use recruiter_common::failure::{self, Failure};
 
-use super::messages::{self, Lines, Message};
+use super::messages::{self, Message};
 
 /// The exit code by which a program snoozes its job: `EX_TEMPFAIL` of sysexits.
 pub(super) const TRY_AGAIN: i32 = 75;
@@ -70,13 +70,15 @@ fn json(output: &[u8]) -> Option<Bson> {
 #[derive(Default)]
 pub(super) struct Errors {
     end: Vec<u8>,
-    lines: Lines,
+    line: Vec<u8>,
     class: Option<String>,
     /// Whether some lines are messages, which are no description of an error.
     pub(super) has_messages: bool,
 }
 
 impl Errors {
+    /// Enough of a line to hold the longest error class.
+    const LONGEST_LINE: usize = 2 * failure::LONGEST_CLASS;
     /// Enough for the trace in every encoding.
     const KEPT: usize = 2 * failure::LONGEST_TRACE;
 
@@ -89,11 +91,22 @@ impl Errors {
         if self.end.len() > 2 * Self::KEPT {
             self.end.drain(..self.end.len() - Self::KEPT);
         }
-        self.lines.push(chunk, |line, _| self.class = error_class(line).or(self.class.take()));
+        for part in chunk.split_inclusive(|byte| *byte == b'\n') {
+            let room = Self::LONGEST_LINE - self.line.len();
+            self.line.extend_from_slice(&part[..part.len().min(room)]);
+            if part.ends_with(b"\n") {
+                self.end_line();
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        self.class = error_class(&self.line).or(self.class.take());
+        self.line.clear();
     }
 
     pub(super) fn into_failure(mut self, program: &Path, status: ExitStatus) -> Failure {
-        self.lines.finish(|line, _| self.class = error_class(line).or(self.class.take()));
+        self.end_line();
         let (class, what) = match (status.code(), status.signal()) {
             (Some(code), _) => (format!("exit:{code}"), format!("exited with {code}")),
             (None, number) => {

@@ -9,7 +9,7 @@ use recruiter_common::{
     ids::JobId,
     instant::Instant,
     job::{Job, JobState},
-    store::{FollowedRedaction, Store, StoreError},
+    store::{FollowedRedaction, Redaction, Store, StoreError},
     workers::{Leader, Worker},
 };
 
@@ -63,6 +63,8 @@ pub(super) struct Reading {
 pub(super) struct Reader {
     store: Store,
     redaction: FollowedRedaction,
+    /// By which the failures below are shown.
+    redacted_by: Redaction,
     history: History,
     failures: Vec<Failed>,
     failures_until: Option<Instant>,
@@ -70,7 +72,14 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn new(store: Store, redaction: FollowedRedaction) -> Self {
-        Self { store, redaction, history: History::default(), failures: Vec::new(), failures_until: None }
+        Self {
+            store,
+            redaction,
+            redacted_by: Redaction::default(),
+            history: History::default(),
+            failures: Vec::new(),
+            failures_until: None,
+        }
     }
 
     pub(super) async fn next(&mut self) -> Result<Reading, StoreError> {
@@ -94,13 +103,18 @@ impl Reader {
 
     /// Reads the failures since the last reading. In a large archive with few failures the first search may be too long: it is made shorter.
     async fn read_failures(&mut self, now: Instant) -> Result<(), StoreError> {
+        let redaction = self.redaction.current().await;
+        if self.redacted_by != *redaction {
+            self.redacted_by = redaction.clone();
+            self.failures.clear();
+            self.failures_until = None;
+        }
         let since = self.failures_until.unwrap_or(now - FAILURES_SINCE) - OVERLAP;
         let found = match self.store.jobs(&JobFilter::default().failed().since(since), Page::first(FAILURES)).await {
             Err(error) if error.is_too_slow() => Vec::new(),
             found => found?.jobs,
         };
-        let redaction = self.redaction.current().await;
-        let new = found.into_iter().filter_map(|job| Failed::of(&Job::try_from(redaction.job(job)).ok()?));
+        let new = found.into_iter().filter_map(|job| Failed::of(&Job::try_from(self.redacted_by.job(job)).ok()?));
         let mut all: BTreeMap<JobId, Failed> = new.chain(self.failures.drain(..)).map(|failed| (failed.job, failed)).collect();
         self.failures = std::mem::take(&mut all).into_values().collect();
         self.failures.sort_by_key(|failed| std::cmp::Reverse((failed.ended_at, failed.job)));

@@ -50,7 +50,7 @@ struct Entry {
 
 /// How a job was assigned. It is not known of the assignments of earlier leaders.
 #[derive(Clone, Debug)]
-pub(crate) struct Known {
+pub(crate) struct AssignedAs {
     /// The due date at which it was assigned.
     pub(crate) due: Instant,
     /// Where it waits again if it is returned.
@@ -61,7 +61,7 @@ pub(crate) struct Known {
 #[derive(Clone, Debug)]
 struct Assigned {
     worker: WorkerId,
-    how: Option<Known>,
+    how: Option<AssignedAs>,
 }
 
 /// The worker that holds a job ahead, from its last report in the roster.
@@ -71,14 +71,14 @@ struct Ahead {
     /// When the roster first listed it.
     since: Monotonic,
     /// A job that has another date now was started in between.
-    how: Option<Known>,
+    how: Option<AssignedAs>,
 }
 
 /// An assignment that has ended: the worker has answered it, has left, or did not answer in time.
 #[derive(Clone, Debug)]
 struct Ended {
     worker: WorkerId,
-    how: Known,
+    how: AssignedAs,
     /// Whether the worker did not answer.
     unanswered: bool,
 }
@@ -107,25 +107,34 @@ impl Entry {
     /// Whether the job is in flight. A job that is held ahead counts for [`IN_FLIGHT_FOR`] only: a live worker would have started or
     /// returned it.
     fn is_in_flight(&self, job: &ScheduledJob, at: Monotonic) -> bool {
-        let is_same = |how: &Known| how.due == job.scheduled_at;
+        let is_same = |how: &AssignedAs| how.due == job.scheduled_at;
         let is_ahead = |ahead: &Ahead| at.duration_since(ahead.since) < IN_FLIGHT_FOR && ahead.how.as_ref().is_none_or(is_same);
         self.assigned.is_some() || self.ahead.as_ref().is_some_and(is_ahead)
     }
 
+    /// The job may have been moved since its assignment. A search has found it in this lane, and the window there leaves it out.
+    fn note_lane(&mut self, job: &ScheduledJob) {
+        let (assigned, ahead) = (self.assigned.as_mut().and_then(|of| of.how.as_mut()), self.ahead.as_mut().and_then(|of| of.how.as_mut()));
+        let is_of_job = |lane: &Lane| (&lane.group, &lane.class, &lane.gate) == (&job.group, &job.class, &job.gate);
+        for how in [assigned, ahead].into_iter().flatten().filter(|how| !is_of_job(&how.lane)) {
+            how.lane = Arc::new(job.lane());
+        }
+    }
+
     /// Takes the job out of the turn of this worker. Returns how it was assigned, if it was in that turn and this is known.
-    fn leave(&mut self, worker: WorkerId) -> Option<Known> {
+    fn leave(&mut self, worker: WorkerId) -> Option<AssignedAs> {
         self.assigned.take_if(|assigned| assigned.worker == worker)?.how
     }
 
     /// This worker does not hold the job ahead any more. Returns how it was assigned, if it did and this is known.
-    fn drop_ahead(&mut self, worker: WorkerId) -> Option<Known> {
+    fn drop_ahead(&mut self, worker: WorkerId) -> Option<AssignedAs> {
         self.ahead.take_if(|ahead| ahead.worker == worker)?.how
     }
 }
 
 impl Book {
     /// Begins a turn. The jobs were assigned like this, as far as it is known.
-    pub(crate) fn begin(&mut self, turn: Turn, how: impl IntoIterator<Item = Option<Known>>) {
+    pub(crate) fn begin(&mut self, turn: Turn, how: impl IntoIterator<Item = Option<AssignedAs>>) {
         let worker = turn.assignment.worker;
         // A worker has one turn at a time.
         if let Some(before) = self.take_turn(worker) {
@@ -185,6 +194,7 @@ impl Book {
     pub(crate) fn find(&mut self, job: &ScheduledJob, at: Monotonic) -> Whereabouts {
         let mut ended = None;
         if let Some(entry) = self.jobs.get_mut(&job.id) {
+            entry.note_lane(job);
             if let Some(Assigned { worker, how }) = &entry.assigned
                 && let Some(turn) = self.desks.get_mut(worker).and_then(|desk| desk.turn.as_mut())
             {
@@ -235,16 +245,19 @@ impl Book {
     }
 
     /// Removes jobs that a worker has returned, even in the middle of its turn. They were assigned ahead, and were not refused. Returns the
-    /// lanes in which they wait again, and `None` if that is not known of all of them.
+    /// lanes in which they wait again. Contains `None` if the lane of one of them is not known.
     pub(crate) fn returned(&mut self, worker: WorkerId, jobs: &[JobId]) -> HashSet<Option<Arc<Lane>>> {
         let mut lanes = HashSet::new();
         for job in jobs {
-            let mut how = None;
+            let mut how = Vec::new();
             self.change(*job, |entry| {
                 let ended = std::mem::take(&mut entry.ended).into_iter().flatten().map(|ended| ended.how);
-                how = [entry.leave(worker), entry.drop_ahead(worker)].into_iter().flatten().chain(ended).next();
+                how.extend([entry.leave(worker), entry.drop_ahead(worker)].into_iter().flatten().chain(ended));
             });
-            lanes.insert(how.map(|how| how.lane));
+            if how.is_empty() {
+                lanes.insert(None);
+            }
+            lanes.extend(how.into_iter().map(|how| Some(how.lane)));
             self.refusals.remove(*job);
         }
         let Some(desk) = self.desks.get_mut(&worker) else { return lanes };
@@ -340,20 +353,20 @@ pub(crate) mod tests {
         ScheduledJob { id, group: "g".into(), class: "c".into(), gate: None, priority: 5, scheduled_at }
     }
 
-    fn known(job: &ScheduledJob) -> Known {
-        Known { due: job.scheduled_at, lane: Arc::new(job.lane()) }
+    fn assigned_as(job: &ScheduledJob) -> AssignedAs {
+        AssignedAs { due: job.scheduled_at, lane: Arc::new(job.lane()) }
     }
 
     fn begin(book: &mut Book, round: RoundId, worker: WorkerId, jobs: &[(JobId, Option<i64>)], since: Monotonic) {
         let assignment = AssignedJobs::new(worker, jobs.iter().map(|(job, _)| *job).collect());
-        let how = jobs.iter().map(|(job, due)| due.map(|due| known(&found(*job, due))));
+        let how = jobs.iter().map(|(job, due)| due.map(|due| assigned_as(&found(*job, due))));
         book.begin(Turn::new(round, assignment, Channel(0), false, since), how);
     }
 
     /// This worker gets the job and does not start it. A search finds it again at `at`.
     pub(crate) fn refuse(book: &mut Book, job: &ScheduledJob, worker: WorkerId, unanswered: bool, at: Monotonic) -> Whereabouts {
         let assignment = AssignedJobs::new(worker, vec![job.id]);
-        book.begin(Turn::new(RoundId::new(), assignment, Channel(0), false, at), [Some(known(job))]);
+        book.begin(Turn::new(RoundId::new(), assignment, Channel(0), false, at), [Some(assigned_as(job))]);
         book.end(worker, unanswered).expect("just begun");
         book.find(job, at)
     }
@@ -438,6 +451,23 @@ pub(crate) mod tests {
         assert_eq!(held(&book, 0), [true, false, false], "in the middle of its turn, with no room for another report");
         report(&[one], &mut book, 0);
         assert_eq!(book.returned(a, &[one, three]), [Some(lane), None].into(), "the lane of a job that is held ahead is known");
+    }
+
+    #[test]
+    fn a_returned_job_waits_where_a_search_has_found_it_last() {
+        let (worker, job, at) = (WorkerId::new(), found(JobId::new(), 7), Monotonic::now());
+        let moved = ScheduledJob { group: "other".into(), ..job.clone() };
+        let mut book = Book::default();
+        for is_ahead in [false, true] {
+            begin(&mut book, RoundId::new(), worker, &[(job.id, Some(7))], at);
+            if is_ahead {
+                book.read_ahead([(worker, vec![job.id])].into_iter(), at);
+                book.end(worker, false);
+            }
+            assert_eq!(book.find(&moved, at), Whereabouts::InFlight);
+            let lanes = book.returned(worker, &[job.id]);
+            assert!(lanes.contains(&Some(Arc::new(moved.lane()))) && !lanes.contains(&None), "{lanes:?}");
+        }
     }
 
     #[test]

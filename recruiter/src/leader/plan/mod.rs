@@ -7,6 +7,7 @@
 mod ranking;
 
 use std::{
+    cell::OnceCell,
     cmp::Reverse,
     collections::{BinaryHeap, HashMap, HashSet},
     iter::Peekable,
@@ -117,8 +118,8 @@ struct Planning<'a> {
     /// The jobs of the plan, and those that could not be given.
     seen: HashSet<JobId>,
     ranking: Ranking,
-    /// The index of each worker.
-    indexes: HashMap<WorkerId, usize>,
+    /// The index of each worker, once it is needed.
+    indexes: OnceCell<HashMap<WorkerId, usize>>,
     /// How many jobs of the classes that have a limit each worker accepts.
     of_classes: Vec<HashMap<&'a str, u32>>,
     /// The full resources for which a job waits that could not be given.
@@ -129,9 +130,8 @@ impl<'a> Planning<'a> {
     fn new(workers: &'a [FreeWorker], refusals: &'a Refusals, admission: &'a mut Admission, now: Instant) -> Self {
         let of_classes = |worker: &'a FreeWorker| worker.class_slots.iter().map(|slots| (slots.class.as_str(), slots.free)).collect();
         let of_classes = workers.iter().map(of_classes).collect();
-        let indexes = workers.iter().enumerate().map(|(index, worker)| (worker.id, index)).collect();
         let (ranking, plan, seen, wanted) = (Ranking::new(workers), Plan::default(), HashSet::new(), HashSet::new());
-        Self { workers, refusals, admission, now, plan, seen, ranking, indexes, of_classes, wanted }
+        Self { workers, refusals, admission, now, plan, seen, ranking, indexes: OnceCell::new(), of_classes, wanted }
     }
 
     /// Gives the next job of a lane. Returns whether the job behind it can have its turn: not if this one must wait.
@@ -150,7 +150,8 @@ impl<'a> Planning<'a> {
     fn give_to_holder(&mut self, lane: &Lane, kinds: &[KindId], job: &ScheduledJob) -> bool {
         let is_wanted = self.admission.resources(lane).any(|resource| self.wanted.contains(&resource));
         let holders = if is_wanted { HashSet::new() } else { self.admission.can_wait_in(lane, self.now) };
-        let indexes = holders.iter().filter_map(|holder| self.indexes.get(holder)).copied();
+        let all = || self.workers.iter().enumerate().map(|(index, worker)| (worker.id, index)).collect();
+        let indexes = holders.iter().filter_map(|holder| self.indexes.get_or_init(all).get(holder)).copied();
         let has_room = |rank: &Rank| {
             let worker = rank.worker;
             rank.ahead > 0 && kinds.contains(&self.workers[worker].kind) && self.accepts_class(worker, &lane.class)

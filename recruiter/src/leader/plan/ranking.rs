@@ -1,6 +1,6 @@
 //! The ranking of workers: what each of them still accepts, and which one of some kinds is the first for the next job.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use crate::leader::fleet::{FreeWorker, KindId};
 
@@ -22,8 +22,8 @@ pub(super) struct Rank {
 pub(super) struct Ranking {
     ranks: Vec<Rank>,
     kinds: Vec<KindId>,
-    /// Those that accept something.
-    of_kinds: HashMap<KindId, BTreeSet<Rank>>,
+    /// Those that accept something, for each kind.
+    of_kinds: Vec<BTreeSet<Rank>>,
     /// How many jobs all of them accept.
     left: u64,
 }
@@ -39,9 +39,9 @@ impl Ranking {
         let ranks: Vec<Rank> = workers.iter().enumerate().map(rank).collect();
         let kinds: Vec<KindId> = workers.iter().map(|worker| worker.kind).collect();
         let left = ranks.iter().map(Rank::room).sum();
-        let mut of_kinds: HashMap<KindId, BTreeSet<Rank>> = HashMap::new();
+        let mut of_kinds = vec![BTreeSet::new(); kinds.iter().max().map_or(0, |last| last + 1)];
         for rank in ranks.iter().filter(|rank| rank.room() > 0) {
-            of_kinds.entry(kinds[rank.worker]).or_default().insert(*rank);
+            of_kinds[kinds[rank.worker]].insert(*rank);
         }
         Self { ranks, kinds, of_kinds, left }
     }
@@ -57,18 +57,23 @@ impl Ranking {
 
     /// The workers of these kinds that accept another job, without order.
     pub(super) fn all<'a>(&'a self, kinds: &'a [KindId]) -> impl Iterator<Item = Rank> + 'a {
-        kinds.iter().filter_map(|kind| self.of_kinds.get(kind)).flatten().copied()
+        self.of(kinds).flatten().copied()
+    }
+
+    fn of<'a>(&'a self, kinds: &'a [KindId]) -> impl Iterator<Item = &'a BTreeSet<Rank>> + 'a {
+        kinds.iter().filter_map(|kind| self.of_kinds.get(*kind)).filter(|ranks| !ranks.is_empty())
     }
 
     /// The first one of these kinds that has a free slot, if one is needed, and for which `accepts` is true.
     pub(super) fn first(&self, kinds: &[KindId], needs_free_slot: bool, accepts: impl Fn(usize) -> bool) -> Option<Rank> {
+        // Those that are on time come before all that are overdue. In each part the workers without a free slot are at its end.
         let least = |is_on_time| Rank { is_on_time, free: u32::from(needs_free_slot), ahead: 0, worker: 0 };
-        let of_kind = |kind: &KindId| {
-            let ranks = self.of_kinds.get(kind)?;
-            let (on_time, overdue) = (ranks.range(least(true)..), ranks.range(least(false)..Rank { free: 0, ..least(true) }));
-            on_time.rev().chain(overdue.rev()).find(|rank| accepts(rank.worker)).copied()
+        let of_kind = |ranks: &BTreeSet<Rank>| {
+            let is_first = |rank: &&Rank| accepts(rank.worker);
+            let overdue = || ranks.range(least(false)..Rank { free: 0, ..least(true) }).rev().find(is_first);
+            ranks.range(least(true)..).rev().find(is_first).or_else(overdue).copied()
         };
-        kinds.iter().filter_map(of_kind).max()
+        self.of(kinds).filter_map(of_kind).max()
     }
 
     /// A worker gets a job: in a free slot, or else ahead.
@@ -92,7 +97,7 @@ impl Ranking {
     fn change(&mut self, changed: Rank) {
         let before = std::mem::replace(&mut self.ranks[changed.worker], changed);
         self.left = self.left + changed.room() - before.room();
-        let of_kind = self.of_kinds.entry(self.kinds[changed.worker]).or_default();
+        let of_kind = &mut self.of_kinds[self.kinds[changed.worker]];
         of_kind.remove(&before);
         if changed.room() > 0 {
             of_kind.insert(changed);

@@ -12,7 +12,7 @@ use recruiter_common::{
 
 use super::round::Assigning;
 use crate::leader::{
-    book::{Known, Turn},
+    book::{AssignedAs, Turn},
     database::Database,
     fleet::FreeWorker,
     plan::{Given, Plan},
@@ -56,7 +56,7 @@ impl Assigning {
             if won.contains(id) {
                 assigned.extend(&assignment.jobs);
                 let turn = Turn::new(round, assignment.clone(), *channel, jobs.len() < *free as usize, at);
-                self.book.begin(turn, jobs.iter().map(|job| Some(Known { due: job.due, lane: job.lane.clone() })));
+                self.book.begin(turn, jobs.iter().map(|job| Some(AssignedAs { due: job.due, lane: job.lane.clone() })));
                 by_channel.entry(*channel).or_default().push(assignment);
             } else {
                 assignment.permits.iter().for_each(|(job, permit)| self.admission.take_back(*id, *job, permit));

@@ -4,7 +4,7 @@ use std::time::Instant as Monotonic;
 
 use recruiter_common::{
     ids::LeaseTerm,
-    store::{Hint, StoreError, line_of_gate, resource_and_number},
+    store::{Hint, Lane, StoreError, line_of_gate, resource_and_number},
 };
 
 use super::{round::Assigning, trigger::Trigger};
@@ -81,7 +81,8 @@ impl Assigning {
         for (worker, jobs) in &trigger.returned {
             for lane in self.book.returned(*worker, jobs) {
                 match lane {
-                    Some(lane) => self.lanes.windows.mark_stale((*lane).clone()),
+                    // The job may have another priority now.
+                    Some(lane) => self.lanes.windows.mark_stale(Lane { priority: None, ..(*lane).clone() }),
                     None => is_unsure = true,
                 }
             }

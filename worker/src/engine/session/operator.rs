@@ -30,7 +30,7 @@ impl Session {
         if self.redaction_at.elapsed() < REDACTION_FOR {
             return;
         }
-        match self.store().follow_redaction().await {
+        match self.store().refresh_redaction().await {
             Ok(()) => self.redaction_at = Monotonic::now(),
             Err(error) => tracing::debug!(error = chain(&error), "failed to read what is redacted; the last rules hold"),
         }

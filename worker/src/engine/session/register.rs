@@ -48,7 +48,7 @@ impl Session {
         };
         declare_classes(store, &dependencies.registry).await?;
         // Before any job runs, whose failure may be logged.
-        store.follow_redaction().await?;
+        store.refresh_redaction().await?;
         let redaction_at = Monotonic::now();
         store.register(&registration).await?;
         // Before any slot is offered: a worker without a lease starts no job.
