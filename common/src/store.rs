@@ -28,7 +28,7 @@ pub use crate::{
     limits::{
         backlogs::GroupBacklog,
         cells::{FastLimits, KeptCells, RateCell},
-        refusal::{InUse, NotAdmitted},
+        refusal::{InUse, LaneLimits, NotAdmitted},
         window::Maintenance,
     },
     lines::Head,

@@ -7,7 +7,7 @@ use super::lanes::WALK_LIMIT;
 use crate::{
     base::Instant,
     job::{Lane, ScheduledJob, lane::Position},
-    mongo::{CALL_LIMIT, DUE_JOBS, GATED_JOBS, Store, StoreError, call},
+    mongo::{CALL_LIMIT, DUE_JOBS, GATED_JOBS, Store, StoreError},
 };
 use std::collections::HashSet;
 
@@ -21,11 +21,9 @@ const LANES_PER_QUERY: usize = 200;
 /// more entries the merge of many scans, which reads no more of a lane than is asked for, may cost less.
 const WALK_FROM: usize = 3 * LANES_PER_QUERY;
 const WALKED_PER_LANE: usize = 10;
-/// Maximum number of lanes in one query that searches each lane by itself.
-const LANES_PER_UNION: usize = 50;
 
 /// The answer of a search for due jobs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DueJobs {
     /// The jobs, sorted by position.
     pub jobs: Vec<ScheduledJob>,
@@ -71,36 +69,6 @@ impl Store {
         Ok(DueJobs { jobs, end })
     }
 
-    /// The first unlocked jobs of each of these lanes that are due at `until`: at most as many as the lane's number. In contrast to
-    /// [`Store::due_jobs`], the backlog of one lane takes no room from another.
-    ///
-    /// Filter: group, class, gate, unlocked, due, with one range of an index for each lane. Index: `due_jobs`, `gated_jobs`. Invariant: none,
-    /// the start repeats the conditions.
-    pub async fn due_jobs_of_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
-        let mut found = Vec::with_capacity(lanes.len());
-        for lanes in lanes.chunks(LANES_PER_UNION) {
-            found.extend(self.due_in_each(lanes, until).await?);
-        }
-        Ok(found)
-    }
-
-    /// One query for several parts of `scheduled`.
-    async fn union<const N: usize>(
-        &self,
-        operation: &'static str,
-        mut parts: impl Iterator<Item = [Document; N]>,
-    ) -> Result<Vec<RawDocumentBuf>, StoreError> {
-        let Some(first) = parts.next() else { return Ok(Vec::new()) };
-        let mut pipeline = Vec::from(first);
-        pipeline.extend(parts.map(|stages| doc! { "$unionWith": { "coll": self.scheduled.name(), "pipeline": Vec::from(stages) } }));
-        let scheduled = self.scheduled.clone_with_type::<RawDocumentBuf>();
-        call(operation, async move {
-            let search = scheduled.aggregate(pipeline).with_type::<RawDocumentBuf>().batch_size(100_000).max_time(CALL_LIMIT / 2);
-            search.read_concern(ReadConcern::local()).await?.try_collect().await
-        })
-        .await
-    }
-
     /// The projection of a search that reads the entries of this index, and whether it can: without the index it reads the documents.
     pub(crate) fn fields_of_entry(&self, index: &str) -> (Document, bool) {
         if self.must_scan(index) {
@@ -108,34 +76,6 @@ impl Store {
         } else {
             (doc! { "_id": 1 }, true)
         }
-    }
-
-    async fn due_in_each(&self, lanes: &[(Lane, usize)], until: Instant) -> Result<Vec<DueJobs>, StoreError> {
-        let stages = |(number, (lane, limit)): (usize, &(Lane, usize))| {
-            let number = i64::try_from(number).unwrap_or(i64::MAX);
-            [
-                doc! { "$match": due_in_lane(lane, until) },
-                doc! { "$sort": { "priority": -1, "scheduled_at": 1, "_id": 1 } },
-                doc! { "$limit": i64::try_from(*limit).unwrap_or(i64::MAX) },
-                doc! { "$project": { "group": 1, "workable.class": 1, "gate": 1, "priority": 1, "scheduled_at": 1, "lane": { "$literal": number } } },
-            ]
-        };
-        let entries = self.union("due_jobs_of_each", lanes.iter().enumerate().map(stages)).await?;
-        let mut counts = vec![0; lanes.len()];
-        let mut found = vec![DueJobs { jobs: Vec::new(), end: None }; lanes.len()];
-        for entry in &entries {
-            let Some(lane) = entry.get_i64("lane").ok().and_then(|lane| usize::try_from(lane).ok()).filter(|lane| *lane < lanes.len())
-            else {
-                continue;
-            };
-            counts[lane] += 1;
-            let class = entry.get_document("workable").and_then(|workable| workable.get_str("class"));
-            found[lane].jobs.extend(class.ok().and_then(|class| ScheduledJob::of(entry, class)));
-        }
-        for ((found, count), (_, limit)) in found.iter_mut().zip(counts).zip(lanes) {
-            found.end = found.jobs.last().map(ScheduledJob::position).filter(|_| count >= *limit);
-        }
-        Ok(found)
     }
 
     /// All due jobs of these lanes, which have no gate, by one walk over the index. `None` if the lanes are few, or too many jobs wait.
@@ -215,7 +155,7 @@ fn due_in(lanes: &[&Lane], until: Instant) -> Document {
     doc! { "$or": lanes.iter().map(|lane| due_in_lane(lane, until)).collect::<Vec<_>>() }
 }
 
-fn due_in_lane(lane: &Lane, until: Instant) -> Document {
+pub(super) fn due_in_lane(lane: &Lane, until: Instant) -> Document {
     let gate = lane.gate.as_ref().map_or(Bson::Null, Bson::from);
     let mut due =
         doc! { "group": &lane.group, "workable.class": &lane.class, "gate": gate, "scheduled_at": { "$lte": until }, "locked": false };

@@ -3,7 +3,7 @@
 //! | file | operations |
 //! |---|---|
 //! | `insert` | new jobs |
-//! | `lanes`, `due` | lanes that have jobs; due jobs, lane by lane |
+//! | `lanes`, `due`, `due_of_each` | lanes that have jobs; the first due jobs of some lanes together, and of each of them |
 //! | `assignments` | jobs and permits of workers, in their documents |
 //! | `start` | read and lock jobs; the jobs that a start has locked |
 //! | `items`, `notes` | outcomes of the items of a running bundle; progress, checkpoint and log of a running job |
@@ -25,6 +25,7 @@
 
 pub(crate) mod assignments;
 pub(crate) mod due;
+pub(crate) mod due_of_each;
 pub(crate) mod effects;
 pub(crate) mod finish;
 pub(crate) mod insert;

@@ -2,6 +2,8 @@
 //!
 //! The leading recruiter uses this function, and so does each command that says why a job waits. They differ in what they know: see [`InUse`].
 
+use std::borrow::Cow;
+
 use super::{Limit, Pause, Paused, Rate, Settings};
 use crate::{
     base::Instant,
@@ -41,12 +43,15 @@ pub trait InUse {
     fn starts(&self, resource: &str, rate: Rate) -> Result<usize, Instant>;
 }
 
+/// The limited resources of a lane, by name, and their limits.
+pub type LaneLimits<'a> = Vec<(Cow<'a, str>, Limit)>;
+
 impl Settings {
     /// How many jobs of this lane may start now (`usize::MAX` if it has no limit), and the limits that apply to it.
     ///
     /// # Errors
     /// When none may start: the first reason.
-    pub fn admit(&self, lane: &Lane, in_use: &impl InUse) -> Result<(usize, Vec<(String, Limit)>), NotAdmitted> {
+    pub fn admit<'a>(&self, lane: &'a Lane, in_use: &impl InUse) -> Result<(usize, LaneLimits<'a>), NotAdmitted> {
         if let Some((paused, pause)) = self.pause_of(&lane.group, &lane.class) {
             return Err(NotAdmitted::Paused(paused.clone(), pause.clone()));
         }
@@ -62,12 +67,12 @@ impl Settings {
             if let Some(capacity) = limit.capacity {
                 room = room.min((capacity as usize).saturating_sub(in_use.used(resource)));
                 if room == 0 {
-                    return Err(NotAdmitted::Full { resource: resource.clone(), capacity });
+                    return Err(NotAdmitted::Full { resource: resource.to_string(), capacity });
                 }
             }
             if let Some(rate) = limit.rate {
                 let allowed = in_use.starts(resource, rate);
-                room = room.min(allowed.map_err(|until| NotAdmitted::Rate { resource: resource.clone(), until })?);
+                room = room.min(allowed.map_err(|until| NotAdmitted::Rate { resource: resource.to_string(), until })?);
             }
         }
         Ok((room, limits))
@@ -77,24 +82,24 @@ impl Settings {
     ///
     /// # Errors
     /// When one of them is not valid, or a resource has none.
-    pub fn limits_of(&self, lane: &Lane) -> Result<Vec<(String, Limit)>, NotAdmitted> {
+    pub fn limits_of<'a>(&self, lane: &'a Lane) -> Result<LaneLimits<'a>, NotAdmitted> {
         let mut limits = Vec::new();
         for resource in lane.gate.iter().flat_map(|gate| resources_in(gate)) {
             if let Some(invalid) = self.invalid_for(resource) {
                 return Err(NotAdmitted::Invalid(invalid.to_owned()));
             }
             let Some(limit) = self.limit_of(resource) else { return Err(NotAdmitted::Undefined(resource.to_owned())) };
-            limits.push((resource.to_owned(), limit));
+            limits.push((Cow::Borrowed(resource), limit));
         }
         if self.groups.is_empty() && self.invalid.is_empty() {
             return Ok(limits);
         }
-        let resource = resource_of_group(&lane.group);
-        if self.invalid.contains(&resource) {
-            return Err(NotAdmitted::Invalid(resource));
+        let resource = || resource_of_group(&lane.group);
+        if !self.invalid.is_empty() && self.invalid.contains(&resource()) {
+            return Err(NotAdmitted::Invalid(resource()));
         }
         if let Some(group) = self.groups.get(&lane.group).filter(|group| group.limit != Limit::default()) {
-            limits.push((resource, group.limit));
+            limits.push((Cow::Owned(resource()), group.limit));
         }
         Ok(limits)
     }

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use bson::doc;
+use bson::{Document, doc, oid::ObjectId};
 use recruiter_common::{
     JobId, NewJob, Priority, WorkerId,
     job::StoredPolicy,
-    store::{Lane, LaneCounts, Store, Waiting},
+    store::{Lane, LaneCounts, ScheduledJob, Store, Waiting},
 };
 use recruiter_tests::{
     factory::{in_ms, minimal_job},
@@ -174,6 +174,49 @@ async fn the_jobs_of_one_priority_are_found_alone() {
     for (lane, expected) in [(of(5), vec![low]), (of(9), vec![high]), (of(1), vec![]), (Lane::new("generic", "x"), vec![high, low])] {
         let found = setting.store.due_jobs_of_each(&[(lane.clone(), 9)], setting.store.now()).await.unwrap();
         assert_eq!(found[0].jobs.iter().map(|job| job.id).collect::<Vec<_>>(), expected, "{lane:?}");
+    }
+}
+
+/// However long the backlogs of the others are.
+#[tokio::test]
+async fn each_of_many_gates_has_its_first_jobs() {
+    let setting = Setting::new().await;
+    let scheduled = setting.database.raw("scheduled");
+    let lanes: Vec<(Lane, usize)> =
+        (0..30).rev().map(|gate| (Lane { gate: Some(format!("g{gate:02}")), ..Lane::new("a", "x") }, 2)).collect();
+    let job = |gate: Option<&String>, priority: i64, ms: i64, other: Document| {
+        let date = bson::DateTime::from_chrono(in_ms(&setting.store, ms));
+        let mut job = minimal_job("x");
+        job.extend(doc! { "group": "a", "gate": gate, "priority": priority, "scheduled_at": date });
+        job.extend(other);
+        job
+    };
+    for long in [3, 5, 9, 100] {
+        let (mut jobs, mut expected) = (Vec::new(), Vec::new());
+        for (number, (lane, _)) in lanes.iter().enumerate() {
+            let gate = lane.gate.as_ref();
+            let backlog = if number % 3 == 0 { long } else { i64::try_from(number % 5).unwrap() };
+            let mut due: Vec<Document> = (0..backlog).map(|n| job(gate, n % 2, -1_000 - n, doc! {})).collect();
+            due.sort_by_key(|job| (-job.get_i64("priority").unwrap(), *job.get_datetime("scheduled_at").unwrap()));
+            expected.push(due.iter().map(|job| job.get_object_id("_id").unwrap().into()).collect::<Vec<JobId>>());
+            let runs = doc! { "locked": true, "last_execution": { "start": ObjectId::new(), "worker": ObjectId::new() } };
+            let others = [doc! { "group": "b" }, doc! { "workable": { "class": "y" } }, doc! { "gate": "other" }, runs];
+            jobs.extend(due.into_iter().chain(others.map(|other| job(gate, 9, -9_000, other))).chain([job(gate, 9, 60_000, doc! {})]));
+        }
+        scheduled.delete_many(doc! {}).await.unwrap();
+        scheduled.insert_many(&jobs).await.unwrap();
+        let answers = setting.store.due_jobs_of_each(&lanes, setting.store.now()).await.unwrap();
+        let has_more = answers.iter().zip(&lanes).any(|(answer, (_, limit))| answer.jobs.len() > *limit);
+        assert!(has_more, "the walk reads the whole of short backlogs");
+        for ((answer, expected), (lane, limit)) in answers.into_iter().zip(expected).zip(&lanes) {
+            let (found, end) = (answer.jobs.iter().map(|job| job.id).collect::<Vec<_>>(), answer.end);
+            let wanted = expected.len().min(if end.is_some() { *limit } else { usize::MAX });
+            assert!(
+                (wanted..=limit * 2).contains(&found.len()) && expected.starts_with(&found),
+                "{lane:?} {long}: {found:?} of {expected:?}"
+            );
+            assert_eq!(end, answer.jobs.last().filter(|_| end.is_some()).map(ScheduledJob::position));
+        }
     }
 }
 

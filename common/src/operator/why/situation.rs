@@ -1,6 +1,7 @@
 //! What decides whether due jobs may start, as it was read once.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeSet, HashMap, HashSet},
     time::Duration,
 };
@@ -275,14 +276,14 @@ impl Situation {
         let Due { waiting, since, before, behind, .. } = *due;
         let due_for = (self.now - since).to_std().unwrap_or_default();
         let limits = self.settings.limits_of(lane).unwrap_or_default();
-        let may_wait = |(resource, limit): (String, Limit)| {
-            let rate = limit.rate?;
+        let may_wait = |(resource, rate): &(Cow<'_, str>, Rate)| {
             // A kept cell says exactly that the next start is allowed.
-            let is_free = self.cells.get(&resource).is_some_and(|cell| cell.rate == Some(rate));
-            let is_past = due_for > for_starts(rate, behind).saturating_mul(2).saturating_add(NOT_THE_RATE_AFTER);
-            (before > 0 || !(is_free || is_past)).then_some((resource, rate))
+            let is_free = self.cells.get(&**resource).is_some_and(|cell| cell.rate == Some(*rate));
+            let is_past = due_for > for_starts(*rate, behind).saturating_mul(2).saturating_add(NOT_THE_RATE_AFTER);
+            before > 0 || !(is_free || is_past)
         };
-        let (resource, rate) = limits.into_iter().filter_map(may_wait).max_by_key(|(_, rate)| rate.interval())?;
+        let rates = limits.into_iter().filter_map(|(resource, limit)| Some((resource, limit.rate?)));
+        let (resource, rate) = rates.filter(may_wait).max_by_key(|(_, rate)| rate.interval())?;
         let (until, within) = self.after(rate, before);
         let first = match before {
             0 => String::new(),

@@ -19,7 +19,10 @@ mod closures;
 mod holders;
 pub(crate) mod shares;
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
 use chrono::TimeDelta;
 use recruiter_common::{
@@ -27,8 +30,8 @@ use recruiter_common::{
     instant::Instant,
     limits::{Limit, Pause, Rate, Settings},
     store::{
-        AvailableWorker, InUse, KeptCells, Lane, NotAdmitted, Permit, PermitHolder, ScheduledJob, group_of_resource, line_of_gate,
-        permit_name, resource_of_group,
+        AvailableWorker, InUse, KeptCells, Lane, LaneLimits, NotAdmitted, Permit, PermitHolder, ScheduledJob, group_of_resource,
+        line_of_gate, permit_name, resource_of_group,
     },
 };
 
@@ -242,11 +245,11 @@ impl Admission {
             return None;
         }
         let limits = self.settings.limits_of(lane).ok()?;
-        let may_go_on = |(resource, limit): &(String, Limit)| {
+        let may_go_on = |(resource, limit): &(Cow<'_, str>, Limit)| {
             limit.rate.is_none() && limit.capacity.is_none_or(|capacity| self.used(resource) <= capacity as usize)
         };
-        let has_capacity = |(_, limit): &&(String, Limit)| limit.capacity.is_some();
-        let first = limits.iter().find(has_capacity).map(|(resource, _)| resource.clone())?;
+        let has_capacity = |(_, limit): &&(Cow<'_, str>, Limit)| limit.capacity.is_some();
+        let first = limits.iter().find(has_capacity).map(|(resource, _)| resource.to_string())?;
         limits.iter().all(may_go_on).then_some(first)
     }
 
@@ -257,7 +260,7 @@ impl Admission {
 
     /// The limited resources of a lane.
     pub(crate) fn resources(&self, lane: &Lane) -> impl Iterator<Item = String> {
-        self.settings.limits_of(lane).unwrap_or_default().into_iter().map(|(resource, _)| resource)
+        self.settings.limits_of(lane).unwrap_or_default().into_iter().map(|(resource, _)| resource.into_owned())
     }
 
     /// The workers in which a further job of this full lane can wait for permits.
@@ -325,7 +328,7 @@ impl Admission {
     }
 
     /// How many jobs of this lane may start, and the limits that apply to it.
-    fn check(&self, lane: &Lane, now: Instant) -> Result<(usize, Vec<(String, Limit)>), NotAdmitted> {
+    fn check<'a>(&self, lane: &'a Lane, now: Instant) -> Result<(usize, LaneLimits<'a>), NotAdmitted> {
         self.settings.admit(lane, &Now(self, now))
     }
 }
