@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     sync::LazyLock,
     time::Duration,
 };
@@ -828,6 +829,35 @@ async fn the_script_reduces_roles_and_says_why_it_cannot() {
     Client::connect(place.database.uri(), "test").await.unwrap();
     let said = place.run("monitoring", &["doctor"]).out;
     assert!(!said.contains("unknown") && said.contains("the oplog reaches"), "{said}");
+}
+
+/// With a prefix as well. What the script prints makes the users, and the page shows the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_commands_of_the_page_make_roles_and_users() {
+    let mut place = Place { database: TestDatabase::with_access_control().await, prefix: "" };
+    let page = fs::read_to_string(root().join("docs/operating.md")).unwrap();
+    let script = root().join("shell/roles.js").display().to_string();
+    let commands: Vec<&str> = page.lines().filter(|line| line.starts_with("mongosh") && line.ends_with("roles.js")).collect();
+    assert_eq!(commands.len(), 2);
+    for (command, prefix) in commands.into_iter().zip(["", "jobs_"]) {
+        let words = command.strip_prefix("mongosh \"$MONGODB_URI\" ").unwrap().replace("roles.js", &script);
+        // Quoted ones are every second piece.
+        let words = words
+            .split('\'')
+            .enumerate()
+            .flat_map(|(piece, text)| if piece % 2 == 1 { vec![text] } else { text.split_whitespace().collect() });
+        let said = mongosh::run_with(place.database.uri(), &words.collect::<Vec<_>>());
+        let printed: Vec<&str> = said.lines().map(str::trim).filter(|line| line.starts_with("db.createUser(")).collect();
+        assert_eq!(printed.len(), 5, "{said}");
+        for line in printed {
+            let shown = if prefix.is_empty() { line.to_owned() } else { line.replace(prefix, "") };
+            assert!(page.lines().any(|of_page| of_page == shown), "{line}");
+            mongosh::eval(place.database.uri(), &line.replace("passwordPrompt()", "\"pw\""));
+        }
+        place.prefix = prefix;
+        assert!(place.granted("recruiterWorker").await.contains(&("roster".into(), "insert".into())));
+        assert!(mongosh::eval(&place.uri("workers"), &format!("db.{prefix}roster.countDocuments({{}})")).contains('0'));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
