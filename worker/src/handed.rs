@@ -166,7 +166,7 @@ impl HandedJob {
         &self.parameters
     }
 
-    /// Gives the job back, which nobody has executed: it is due again, and no attempt is counted.
+    /// Gives the job back unexecuted: it is due again, and no attempt is counted.
     pub fn give_back(self) {
         // It may have been stopped.
         let _ = self.end.send(Err(not_executed()));

@@ -14,7 +14,7 @@ const PART: Duration = Duration::from_secs(1);
 /// A timer is later than this only if the process or its machine stood still.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What comes of a future within a time in which this process runs: while it is stopped, or its machine is suspended, nobody can answer it.
+/// What comes of a future within a time in which this process runs: while it is stopped, or its machine is suspended, no answer can reach it.
 /// `None` if the time is over.
 pub(crate) async fn within<T>(mut left: Duration, mut future: impl Future<Output = T> + Unpin) -> Option<T> {
     while !left.is_zero() {

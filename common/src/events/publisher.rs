@@ -133,7 +133,7 @@ impl Publisher {
         self.end(&mut state);
     }
 
-    /// Counts events that nobody receives.
+    /// Counts events without a receiver.
     pub(super) fn note_dropped(&self, events: usize) {
         self.dropped.0.increment(u64::try_from(events).unwrap_or(u64::MAX));
     }

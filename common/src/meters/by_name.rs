@@ -9,7 +9,7 @@ pub const OTHER: &str = "other";
 
 /// The handles of the first [`MOST_NAMES`] names, and those of all further names.
 ///
-/// A name keeps its handles while the process lives: a counter must not begin again, and a gauge that nobody sets would keep its last value.
+/// A name keeps its handles while the process lives: a counter must not begin again, and a gauge that is not set would keep its last value.
 pub struct ByName<H> {
     make: fn(&str) -> H,
     known: HashMap<String, H>,

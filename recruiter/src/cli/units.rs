@@ -149,7 +149,7 @@ fn install(file: &Installed, path: &Path, programs: &Path, dry_run: bool) -> io:
         return Ok(done);
     }
     if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
-        // The services read it, whatever the umask of root is.
+        // The services read it, also if root has a narrow umask.
         DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
         fs::set_permissions(directory, Permissions::from_mode(0o755))?;
     }

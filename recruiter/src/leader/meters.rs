@@ -21,7 +21,7 @@ pub(crate) struct Meters {
     lease: LeaseMeters,
     pub(super) rounds: RoundMeters,
     pub(super) schedules: ScheduleMeters,
-    /// `None`: nobody reads metrics, so nothing is sampled.
+    /// `None`: metrics are not read, so nothing is sampled.
     pub(super) samples: Option<Samples>,
 }
 

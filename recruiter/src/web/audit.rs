@@ -82,7 +82,7 @@ impl Action {
             Some(web.store.intend(Intended { caller: caller.given_name(), address: address.to_string(), action, target }).await?)
         };
         let done = change.await;
-        // Whatever came out: it may have been done.
+        // Also after an error: it may have been done.
         web.changed.fetch_add(1, Ordering::Relaxed);
         let outcome = match &done {
             Ok((_, outcome)) => outcome.clone(),

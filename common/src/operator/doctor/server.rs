@@ -23,7 +23,7 @@ const FULL: (i64, i64) = (80, 95);
 const OPLOG: Duration = Duration::from_secs(86_400);
 /// The oldest release of MongoDB that its makers still mend.
 const MAINTAINED: i64 = 7;
-/// Roles that go beyond `readWrite` on one database. Whoever has the connection string has them.
+/// Roles that go beyond `readWrite` on one database. Everyone with the connection string has them.
 const WIDE: [&str; 14] = [
     "root",
     "__system",
@@ -263,7 +263,7 @@ fn of_roles(info: &Document, hosts: &[String], database: &str) -> Finding {
         return if hosts.iter().all(is_loopback) {
             Finding::good(Check::Roles, "no access control; the members listen on this machine only")
         } else {
-            let text = "MongoDB asks for no user: whoever reaches it can read and write all jobs; turn on access control";
+            let text = "MongoDB asks for no user: everyone who reaches it can read and write all jobs; turn on access control";
             Finding::warning(Check::Roles, text)
         };
     }

@@ -84,7 +84,7 @@ fn indexes(surveyed: &Surveyed) -> Vec<Finding> {
             IndexFault::Foreign => Finding::warning(
                 Check::Indexes,
                 format!(
-                    "{which} is not Recruiter's, and costs every job some time: if nobody needs it, \
+                    "{which} is not Recruiter's, and costs every job some time: if it is not needed, \
                      db.getCollection('{collection}').dropIndex('{name}')"
                 ),
             ),
@@ -100,7 +100,7 @@ async fn rings(store: &Store, rings: &[Ring]) -> Vec<Finding> {
         let collection_shown = printable(collection, 120);
         if size.is_none() {
             let text = format!(
-                "`{collection_shown}` is not capped, so nobody can follow it, and it grows: start any process again, which replaces it"
+                "`{collection_shown}` is not capped, so it cannot be followed, and it grows: start any process again, which replaces it"
             );
             findings.push(Finding::error(Check::Rings, text));
         } else if *collection == store.named("events") {

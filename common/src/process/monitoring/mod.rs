@@ -22,7 +22,7 @@ use crate::{
     health, meters,
 };
 
-/// How often the values of histograms are gathered, if nobody reads them. Until then each value takes memory.
+/// How often the values of histograms are gathered, if they are not read. Until then each value takes memory.
 const GATHER_EVERY: Duration = Duration::from_secs(5);
 
 /// Whether and where a process serves metrics and probes.

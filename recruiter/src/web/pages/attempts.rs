@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 const PERIOD: Duration = Duration::from_secs(5 * 60);
 /// Attempts from one address.
 const OF_ADDRESS: u32 = 10;
-/// Attempts with one name, from all addresses: more than one address has, so that nobody locks out somebody else alone.
+/// Attempts with one name, from all addresses: more than one address has, so that one person cannot lock out another alone.
 const OF_NAME: u32 = 100;
 /// Maximum number of addresses, and of names, that are remembered. A further one makes room of the oldest.
 const MOST: usize = 10_000;

@@ -58,7 +58,7 @@ impl Frame {
         Self { visitor: Some(visitor), ..frame }
     }
 
-    /// The frame of a page for nobody in particular.
+    /// The frame of a page that no one has logged in for.
     pub(super) fn outside(section: &str, title: impl Into<String>) -> Self {
         let sections = SECTIONS.map(|(path, name)| Section { path, name, is_here: path == section });
         let [style, script, icon] = &*PATHS;

@@ -49,7 +49,7 @@ pub(crate) enum Ended {
 
 /// A job that was reserved just now.
 pub(crate) struct Reserved {
-    /// Names the reservation. Whoever knows it can end the job.
+    /// Names the reservation. Everyone who knows it can end the job.
     pub(crate) id: String,
     pub(crate) until: Monotonic,
     /// The results of the jobs that it has waited for.
