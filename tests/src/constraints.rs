@@ -37,12 +37,12 @@ pub struct Finished<'a> {
 impl<'a> Finished<'a> {
     /// Reads the executions from the ledger. `clock` is the server's clock minus the monotonic one, in milliseconds.
     pub fn new(jobs: &'a HashMap<JobId, Document>, ledger: &[Line], clock: i64) -> Self {
-        let mut lines: HashMap<StartId, Vec<&Line>> = HashMap::new();
+        let mut lines: HashMap<(JobId, StartId), Vec<&Line>> = HashMap::new();
         for line in ledger {
-            lines.entry(line.execution().1).or_default().push(line);
+            lines.entry(line.execution()).or_default().push(line);
         }
-        let span = |execution: &Document| {
-            let lines = lines.get(&start_of(execution))?;
+        let span = |job: JobId, execution: &Document| {
+            let lines = lines.get(&(job, start_of(execution)))?;
             let begin = lines.iter().find(|line| line.event == Event::Begin)?.at_ms;
             let end = lines.iter().find(|line| line.event != Event::Begin).map(|line| line.at_ms);
             let recorded = execution.get_datetime("ended_at").map_or(begin, |at| at.timestamp_millis() - clock - CLOCK);
@@ -53,14 +53,14 @@ impl<'a> Finished<'a> {
             };
             Some(Span { begin, end: end.max(begin) })
         };
-        let start = |execution: &Document| {
+        let start = |job: JobId, execution: &Document| {
             let begin = execution.get_datetime("started_at").ok()?.timestamp_millis() - clock - CLOCK;
-            let begun = lines.get(&start_of(execution)).and_then(|lines| lines.iter().find(|line| line.event == Event::Begin));
+            let begun = lines.get(&(job, start_of(execution))).and_then(|lines| lines.iter().find(|line| line.event == Event::Begin));
             let ended = || execution.get_datetime("ended_at").ok().map(|at| at.timestamp_millis() - clock + CLOCK);
             Some(Span { begin, end: begun.map(|line| line.at_ms).or_else(ended)? })
         };
-        let executions = jobs.iter().map(|(id, job)| (*id, history(job).into_iter().filter_map(span).collect())).collect();
-        let starts = jobs.iter().map(|(id, job)| (*id, history(job).into_iter().filter_map(start).collect())).collect();
+        let executions = jobs.iter().map(|(id, job)| (*id, history(job).into_iter().filter_map(|one| span(*id, one)).collect())).collect();
+        let starts = jobs.iter().map(|(id, job)| (*id, history(job).into_iter().filter_map(|one| start(*id, one)).collect())).collect();
         Self { jobs, executions, starts }
     }
 

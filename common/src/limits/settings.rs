@@ -152,8 +152,8 @@ impl Store {
         Ok(deleted_count > 0)
     }
 
-    /// The workers that hold permits of a resource, with these permits, and with their running jobs that need the resource: at most `most`
-    /// jobs.
+    /// The workers that hold permits of a resource, with these permits, and with the jobs that they have locked and that need the resource: at
+    /// most `most` jobs.
     ///
     /// Filter: the jobs that the roster lists, locked. Index: `_id`. Invariant: none.
     pub async fn holders_of_resource(&self, resource: &str, most: usize) -> Result<Vec<PermitHolder>, StoreError> {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant as Monotonic};
 
 use bson::{Document, doc};
 use clap::{Args, ValueEnum, builder::BoolishValueParser};
-use recruiter_common::{enqueue::NewJob, job::bundle::MOST_ITEMS, limits::Limit, topics::Pattern};
+use recruiter_common::{RetryManyTimes, enqueue::NewJob, job::bundle::MOST_ITEMS, limits::Limit, topics::Pattern};
 use tokio::task::JoinSet;
 
 use super::{
@@ -33,6 +33,12 @@ pub(super) struct BurnDown {
     /// Give each job one of N lines, each of which runs one job after the other
     #[arg(long, env = "RECRUITER_BENCH_LINES", value_name = "N", conflicts_with_all = ["capacity", "keys"], value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     lines: Option<u64>,
+    /// Duration of each job, in milliseconds; 0 for jobs that do nothing
+    #[arg(long, env = "RECRUITER_BENCH_DURATION", value_name = "MS", default_value_t = 0, conflicts_with = "items", value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    duration: u32,
+    /// Jobs that may be repeated: retried after a failure and after the death of their worker, as in most other systems
+    #[arg(long, env = "RECRUITER_BENCH_REPEATABLE", value_parser = BoolishValueParser::new())]
+    repeatable: bool,
     /// Keep failures only: a job that succeeds is deleted, and not archived
     #[arg(long, env = "RECRUITER_BENCH_KEEP_FAILURES", value_parser = BoolishValueParser::new())]
     keep_failures: bool,
@@ -81,9 +87,14 @@ impl Watcher {
 impl BurnDown {
     pub(super) async fn measure(self, stage: &Stage, setting: &Setting) -> anyhow::Result<Document> {
         let mut fleet = stage.fleet(setting).await?;
-        let noops = || match self.items {
-            None => NewJob::of_class("noop", doc! {}),
-            Some(items) => NewJob::bundle_of_class("noop", (0..items).map(|_| doc! {})),
+        let policy = RetryManyTimes::new(25, Duration::from_secs(1))?;
+        let unlimited = || {
+            let job = match (self.items, self.duration) {
+                (Some(items), _) => NewJob::bundle_of_class("noop", (0..items).map(|_| doc! {})),
+                (None, 0) => NewJob::of_class("noop", doc! {}),
+                (None, ms) => NewJob::of_class("sleep", doc! { "ms": ms }),
+            };
+            if self.repeatable { job.retry(&policy) } else { job }
         };
         for (name, capacity) in [("all", self.capacity), ("key:*", self.keys.map(|_| 1))] {
             if capacity.is_some() {
@@ -93,7 +104,7 @@ impl BurnDown {
         let ends = Ends::of(self.jobs, self.keep_failures);
         let job = |number: u64| {
             let resources = [self.capacity.map(|_| "all".to_owned()), self.keys.map(|keys| format!("key:{}", number % keys))];
-            let job = noops().in_group(format!("group-{}", number % self.groups)).keep(ends.keep());
+            let job = unlimited().in_group(format!("group-{}", number % self.groups)).keep(ends.keep());
             match self.lines {
                 Some(lines) => job.in_line(format!("line-{}", number % lines)),
                 None => resources.into_iter().flatten().fold(job, NewJob::limit),
@@ -113,6 +124,8 @@ impl BurnDown {
             "benchmark": "burn-down",
             "jobs": i64::try_from(self.jobs)?,
             "groups": i64::try_from(self.groups)?,
+            "duration_ms": self.duration,
+            "repeatable": self.repeatable,
             "keep_failures": self.keep_failures,
             "jobs_per_second": rate(self.jobs, time),
             "seconds": time.as_secs_f64(),

@@ -55,17 +55,18 @@ impl Held {
         ids_of(without_room)
     }
 
-    /// The jobs of the next start, in their order: for free slots, and up to `to_lock` that are locked ahead. None of the latter before half
-    /// of the last ones have got slots.
+    /// The jobs of the next start, in their order: for free slots, and those that are locked ahead, up to `to_lock` of slots and as many of
+    /// permits. None of the latter before half of the last ones have got them.
     pub(crate) fn next(&self, locks_ahead: bool, now: Monotonic) -> Next {
         let mut known = self.known.lock();
-        let (free, locked) = (known.free(), known.number(&[Phase::LockedAhead]));
+        let (free, locked, limited) = (known.free(), known.number(&[Phase::LockedAhead]), known.number(&[Phase::LimitedAhead]));
         let to_lock = if locks_ahead { known.pace.to_lock_ahead() } else { 0 };
         let mut next = Next::default();
         if free <= locked && locked > to_lock / 2 {
+            known.lock_limited(to_lock, &mut next);
             return next;
         }
-        let is_idle = locked + known.number(&Phase::IN_SLOTS) + known.number(&Phase::ENDING) == 0;
+        let is_idle = locked + limited + known.number(&Phase::IN_SLOTS) + known.number(&Phase::ENDING) == 0;
         let for_slots = free.saturating_sub(locked) as usize;
         while next.jobs.len() < for_slots
             && let Some(job) = known.queue.pop_if(|_| true)
@@ -80,6 +81,7 @@ impl Held {
             known.set(job.id(), Phase::LockedAhead);
             next.ahead.push(job);
         }
+        known.lock_limited(to_lock, &mut next);
         if is_idle && !next.jobs.is_empty() {
             known.pace.begin(now);
         }
@@ -149,6 +151,17 @@ impl Held {
     }
 }
 
+impl Known {
+    /// Adds jobs to a start that are locked ahead of permits.
+    fn lock_limited(&mut self, to_lock: u32, next: &mut Next) {
+        if to_lock > 0 && self.queue.has_limited() && self.number(&[Phase::LimitedAhead]) <= to_lock / 2 {
+            let jobs = self.pop_limited(to_lock);
+            jobs.iter().for_each(|job| _ = self.set(job.id(), Phase::LimitedAhead));
+            next.ahead.extend(jobs);
+        }
+    }
+}
+
 /// Drops these jobs. Not under the mutex: they may be large, and the destructors of their policies are code of users.
 fn ids_of(jobs: Vec<Startable>) -> Vec<JobId> {
     jobs.into_iter().map(|job| job.id()).collect()
@@ -163,13 +176,13 @@ mod tests {
 
     use bson::{Document, doc};
     use recruiter_common::{
-        Decision, DoNotDoItAgain, Failure, History, Instant, RetryPolicy,
+        Decision, DoNotDoItAgain, Failure, History, Instant, RetryManyTimes, RetryPolicy,
         store::{ClassSlots, Permit},
     };
 
     use super::*;
     use crate::{
-        engine::held::startable::tests::{limited, startable},
+        engine::held::startable::tests::{limited, limited_repeatable, startable},
         threads::Threads,
     };
 
@@ -193,11 +206,14 @@ mod tests {
         assert_eq!((free(), queue("a", 2)), (vec![("a".into(), 1), ("b".into(), 0)], 1), "the first has ended");
     }
 
+    fn permit(gate: &str, names: &[&str]) -> Permit {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        Permit { gate: Some(gate.to_owned()), is_ahead: names.is_empty(), names, between: None }
+    }
+
     /// A job of a gate, with these permits; without any, it is assigned ahead.
     fn of_gate(gate: &str, names: &[&str]) -> Startable {
-        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let permit = Permit { gate: Some(gate.to_owned()), is_ahead: names.is_empty(), names, between: None };
-        limited(doc! { "gate": gate }, Some(permit))
+        limited(doc! { "gate": gate }, Some(permit(gate, names)))
     }
 
     #[test]
@@ -226,6 +242,96 @@ mod tests {
         assert_eq!(held.next(false, now).jobs.first().map(Startable::id), Some(id), "it gets the permit that was kept");
         held.remove(&[id]);
         assert!(held.drop_permits(true, now) && held.permit_names().is_empty(), "a worker that stops keeps none");
+    }
+
+    /// The same of jobs that may be repeated; with the interval of a rate if it is given.
+    fn repeatable(gate: &str, names: &[&str], between: Option<(Instant, Instant)>) -> Startable {
+        let policy = Arc::new(RetryManyTimes::new(3, Duration::ZERO).expect("a policy"));
+        limited_repeatable(doc! { "gate": gate }, Some(Permit { between, ..permit(gate, names) }), policy)
+    }
+
+    /// A worker of four slots that runs the first of these jobs, after another has returned at once that had its permit.
+    fn with_permit(gate: &str, jobs: impl Fn() -> Vec<Startable>) -> (Held, Vec<JobId>) {
+        loop {
+            let (held, now, jobs) = (Held::new(4, Threads::default(), Vec::new()), Monotonic::now(), jobs());
+            let ids: Vec<JobId> = jobs.iter().map(Startable::id).collect();
+            let earlier = repeatable(gate, &[&format!("{gate}#0")], None);
+            let earlier_id = earlier.id();
+            held.queue([earlier].into_iter().chain(jobs).collect(), now);
+            let next = held.next(true, now);
+            assert_eq!((ids_of(next.jobs), next.ahead.len()), (vec![earlier_id], 0), "how long the jobs take is not known");
+            held.fill(earlier_id);
+            held.note_ended(earlier_id);
+            held.known.lock().pace.ended(1_000, now + Duration::from_millis(10));
+            held.remove_ended(earlier_id);
+            // A machine that stalls just then would show a long job.
+            if held.known.lock().permits().all(|permits| permits.per_second() > 1_000.0) {
+                return (held, ids);
+            }
+        }
+    }
+
+    #[test]
+    fn jobs_that_wait_for_permits_are_locked_ahead_and_run_one_after_the_other() {
+        let (held, jobs) = with_permit("a", || (0..4).map(|_| repeatable("a", &[], None)).collect());
+        let next = held.next(true, Monotonic::now());
+        assert!(
+            next.ahead.iter().all(|job| job.permits() == Some(&["a#0".to_owned()][..])),
+            "they are started under the permit of the first"
+        );
+        assert_eq!((ids_of(next.jobs), ids_of(next.ahead)), (jobs[..1].to_vec(), jobs[1..].to_vec()));
+        let offer = held.offer(true);
+        assert_eq!((offer.slots, offer.held_permits, offer.prefetched.len()), (3, vec!["a#0".to_owned()], 4), "they need no slots yet");
+        let mut slots: Vec<_> = jobs[1..].iter().rev().map(|job| held.fill(*job).1.expect("it waits")).collect();
+        assert!(held.fill(jobs[0]).1.is_none());
+        held.note_ended(jobs[0]);
+        let mut has_slot = |job: usize| slots[3 - job].try_recv().is_ok();
+        assert!(has_slot(1) && !has_slot(2) && !has_slot(3), "it runs with the permit of the first");
+        assert!(!held.stop_waiting(jobs[2]), "it has waited too long");
+        held.note_ended(jobs[1]);
+        assert!(has_slot(3) && !has_slot(2));
+        assert_eq!(held.permit_names(), ["a#0"]);
+        held.note_ended(jobs[3]);
+        assert!(held.drop_permits(true, Monotonic::now()) && held.permit_names().is_empty());
+    }
+
+    #[test]
+    fn jobs_of_lines_and_rates_and_those_that_run_at_most_once_are_not_locked_ahead_of_permits() {
+        let ahead = |gate: &str, job: &dyn Fn() -> Startable| {
+            let (held, _) = with_permit(gate, || vec![repeatable(gate, &[], None), job()]);
+            held.next(true, Monotonic::now()).ahead.len()
+        };
+        assert_eq!(ahead("a", &|| repeatable("a", &[], None)), 1);
+        assert_eq!(ahead(">line", &|| repeatable(">line", &[], None)), 0);
+        let now = bson::DateTime::now().to_chrono();
+        assert_eq!(ahead("a", &|| repeatable("a", &[], Some((now, now)))), 0);
+        assert_eq!(ahead("a", &|| of_gate("a", &[])), 0);
+    }
+
+    #[test]
+    fn no_job_is_locked_ahead_of_permits_before_one_that_is_ready_and_waits_for_a_slot() {
+        let (held, jobs) = with_permit("a", || (0..2).map(|_| repeatable("a", &[], None)).collect());
+        let urgent: Vec<Startable> = (0..4).map(|_| limited(doc! { "priority": 9 }, None)).collect();
+        let urgent_ids: Vec<JobId> = urgent.iter().map(Startable::id).collect();
+        held.queue(urgent, Monotonic::now());
+        let next = held.next(true, Monotonic::now());
+        assert_eq!((ids_of(next.jobs), next.ahead.len()), (urgent_ids.clone(), 0), "the first of the others waits for a slot");
+        held.remove(&urgent_ids);
+        let next = held.next(true, Monotonic::now());
+        assert_eq!((ids_of(next.jobs), ids_of(next.ahead)), (jobs[..1].to_vec(), jobs[1..].to_vec()));
+    }
+
+    #[test]
+    fn a_pause_recalls_the_jobs_that_are_locked_ahead_of_permits() {
+        let (held, jobs) = with_permit("a", || (0..2).map(|_| repeatable("a", &[], None)).collect());
+        held.next(true, Monotonic::now());
+        let mut slot = held.fill(jobs[1]).1.expect("it waits");
+        held.fill(jobs[0]);
+        held.recall();
+        assert!(slot.try_recv().is_err());
+        held.note_ended(jobs[0]);
+        assert!(!held.stop_waiting(jobs[1]));
+        assert_eq!(held.permit_names(), ["a#0"], "no job has it");
     }
 
     /// Until then no other job is the first of the line.

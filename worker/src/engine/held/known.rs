@@ -1,7 +1,7 @@
 //! What the mutex of [`Held`](super::Held) protects: the map of jobs, and indexes of it that only this file changes.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Instant as Monotonic,
 };
@@ -18,7 +18,7 @@ use super::{
     permits::{FreePermits, Permits},
     queue::Queue,
     shortage::Shortage,
-    startable::Startable,
+    startable::{PermitLane, Startable},
     unconfirmed::Unconfirmed,
 };
 use crate::{cancellation::Cancel, handed::Places, threads::Threads};
@@ -44,8 +44,10 @@ pub(super) struct Known {
     open: Vec<u32>,
     /// Index: the order in which queued jobs start, with what their start needs.
     pub(super) queue: Queue,
-    /// Index: the order in which jobs that are locked ahead get slots; with where the slot is sent, once their start is answered.
-    ahead: BTreeMap<Position, Option<oneshot::Sender<()>>>,
+    /// Index: the order in which jobs that are locked ahead get slots.
+    ahead: BTreeSet<Position>,
+    /// Index: the order in which jobs that are locked ahead get the permits of each lane.
+    limited_ahead: HashMap<PermitLane, BTreeSet<Position>>,
     pub(super) free_permits: FreePermits,
     pub(super) unconfirmed: Unconfirmed,
     pub(super) shortage: Shortage,
@@ -61,6 +63,10 @@ struct Entry {
     /// Its class among those that have a limit.
     class: Option<usize>,
     permits: Option<Permits>,
+    /// The lane whose permits it waits for.
+    waits_for: Option<PermitLane>,
+    /// Where its slot is sent, if it is locked ahead and its start is answered.
+    slot: Option<oneshot::Sender<()>>,
     cancel: Arc<Cancel>,
 }
 
@@ -76,9 +82,11 @@ impl Known {
             return Some(job);
         }
         let phase = if job.waits_for_permits() { Phase::Limited } else { Phase::Queued };
-        let permits = job.permits().map(|names| Permits { lane: job.permit_lane(), names: names.to_vec() });
-        let freed = (phase == Phase::Limited).then(|| self.free_permits.take(&job.permit_lane())).flatten();
-        self.jobs.insert(job.id(), Entry { phase, position: job.position(), class, permits, cancel: Arc::default() });
+        let permits = job.permits().map(|names| Permits::new(job.permit_lane(), names.to_vec()));
+        let waits_for = (phase == Phase::Limited).then(|| job.permit_lane());
+        let freed = waits_for.as_ref().and_then(|lane| self.free_permits.take(lane));
+        let entry = Entry { phase, position: job.position(), class, permits, waits_for, slot: None, cancel: Arc::default() };
+        self.jobs.insert(job.id(), entry);
         self.count(phase, class, 1);
         self.queue.add(job, now);
         self.pass(freed);
@@ -91,19 +99,31 @@ impl Known {
         let (class, position) = (entry.class, entry.position);
         let freed = entry.permits.take_if(|permits| !phase.needs_permits(permits.lane.1.as_deref()));
         let before = std::mem::replace(&mut entry.phase, phase);
-        self.leave(before, class, position);
-        self.count(phase, class, 1);
-        if phase == Phase::LockedAhead {
-            self.ahead.insert(position, None);
+        let lane = entry.waits_for.clone();
+        if !Phase::WAITS_FOR_PERMITS.contains(&phase) {
+            entry.waits_for = None;
         }
+        if !Phase::AHEAD.contains(&phase) {
+            entry.slot = None;
+        }
+        if let (Phase::Running, Some(permits)) = (phase, &mut entry.permits) {
+            permits.note_running();
+        }
+        self.leave(before, class, position, lane.as_ref());
+        self.count(phase, class, 1);
+        match (phase, lane) {
+            (Phase::LockedAhead, _) => self.ahead.insert(position),
+            (Phase::LimitedAhead, Some(lane)) => self.limited_ahead.entry(lane).or_default().insert(position),
+            _ => false,
+        };
         self.pass(freed);
         true
     }
 
     /// Removes a job. Returns the phase that it was in.
     pub(super) fn remove(&mut self, job: JobId) -> Option<Phase> {
-        let Entry { phase, position, class, permits, .. } = self.jobs.remove(&job)?;
-        self.leave(phase, class, position);
+        let Entry { phase, position, class, permits, waits_for, .. } = self.jobs.remove(&job)?;
+        self.leave(phase, class, position, waits_for.as_ref());
         self.pass(permits);
         Some(phase)
     }
@@ -116,10 +136,18 @@ impl Known {
         jobs
     }
 
-    fn leave(&mut self, phase: Phase, class: Option<usize>, position: Position) {
+    fn leave(&mut self, phase: Phase, class: Option<usize>, position: Position, lane: Option<&PermitLane>) {
         self.count(phase, class, -1);
         if phase == Phase::LockedAhead {
             self.ahead.remove(&position);
+        }
+        if let (Phase::LimitedAhead, Some(lane)) = (phase, lane)
+            && let Some(of_lane) = self.limited_ahead.get_mut(lane)
+        {
+            of_lane.remove(&position);
+            if of_lane.is_empty() {
+                self.limited_ahead.remove(lane);
+            }
         }
     }
 
@@ -131,18 +159,66 @@ impl Known {
         }
     }
 
-    /// Gives permits that a job no longer needs to the next job of their lane. If there is none, they are kept for a moment.
+    /// Gives permits that a job no longer needs to the next job of their lane: those that are locked ahead come first. If there is none,
+    /// they are kept for a moment.
     fn pass(&mut self, permits: Option<Permits>) {
-        let Some(permits) = permits else { return };
-        match self.queue.give(&permits) {
-            Some(job) => {
-                self.set(job, Phase::Queued);
-                if let Some(entry) = self.jobs.get_mut(&job) {
-                    entry.permits = Some(permits);
-                }
-            }
-            None => self.free_permits.0.push((permits, Monotonic::now())),
+        let Some(mut permits) = permits else { return };
+        permits.note_returned();
+        let locked = self.first_ahead(&permits.lane).map(|job| (job, Phase::LockedAhead));
+        let Some((job, phase)) = locked.or_else(|| Some((self.queue.give(&permits)?, Phase::Queued))) else {
+            return self.free_permits.0.push((permits, Monotonic::now()));
+        };
+        self.set(job, phase);
+        if let Some(entry) = self.jobs.get_mut(&job) {
+            entry.permits = Some(permits);
         }
+    }
+
+    /// The first of the jobs that are locked ahead of permits of this lane: of those whose start is answered, if there are any.
+    fn first_ahead(&self, lane: &PermitLane) -> Option<JobId> {
+        let mut jobs = self.limited_ahead.get(lane)?.iter().map(|position| position.2);
+        let first = jobs.clone().next();
+        let is_answered = |job: &JobId| self.jobs.get(job).is_some_and(|entry| entry.slot.is_some());
+        jobs.find(is_answered).or(first)
+    }
+
+    /// Takes out of the queue what is locked ahead of permits, until there are up to `most`: of each lane as many as get its permits while a
+    /// start is answered. None before half of the last ones have got theirs, nor before a job that is ready and waits for a slot.
+    ///
+    /// They are started under permits of their lane, and get others of it. Only some of a lane may have one of the group, if that has a limit
+    /// since then. Then they are started without it: until they end, the group counts them as jobs that may have none.
+    pub(super) fn pop_limited(&mut self, most: u32) -> Vec<Startable> {
+        let mut lanes: HashMap<&PermitLane, (f64, &[String])> = HashMap::new();
+        for permits in self.permits() {
+            let (per_second, names) = lanes.entry(&permits.lane).or_insert((0.0, &permits.names));
+            *per_second += permits.per_second();
+            if permits.names.len() < names.len() {
+                *names = &permits.names;
+            }
+        }
+        let mut wanted: Vec<(Position, PermitLane, Vec<String>, u32)> = lanes
+            .into_iter()
+            .filter_map(|(lane, (per_second, names))| {
+                let first = self.queue.first_of(lane).filter(|first| self.queue.first().is_none_or(|ready| *first < ready))?;
+                Some((first, lane.clone(), names.to_vec(), self.pace.to_lock_of(per_second)))
+            })
+            .collect();
+        wanted.sort_unstable_by_key(|(first, ..)| *first);
+        let locked = |lane: &PermitLane| self.limited_ahead.get(lane).map_or(0, |jobs| u32::try_from(jobs.len()).unwrap_or(u32::MAX));
+        let rooms: Vec<u32> = wanted.iter().map(|(_, lane, _, count)| count.saturating_sub(locked(lane))).collect();
+        let of_these: u32 = wanted.iter().map(|(_, lane, ..)| locked(lane)).sum();
+        let mut left = rooms.iter().fold(0, |all: u32, room| all.saturating_add(*room));
+        left = left.min(most.saturating_sub(self.number(&[Phase::LimitedAhead])));
+        let mut jobs = Vec::new();
+        if left < of_these {
+            return jobs;
+        }
+        for ((_, lane, names, _), room) in wanted.into_iter().zip(rooms) {
+            let (room, before) = (room.min(left), jobs.len());
+            jobs.extend((0..room).map_while(|_| self.queue.pop_of(&lane, &names)));
+            left -= u32::try_from(jobs.len() - before).unwrap_or(left);
+        }
+        jobs
     }
 
     pub(super) fn get(&self, job: JobId) -> Option<(Phase, &Arc<Cancel>)> {
@@ -194,28 +270,28 @@ impl Known {
     /// The start of a job that is locked ahead is answered. Returns where its slot arrives. That fails if the job is recalled.
     pub(super) fn wait(&mut self, job: JobId) -> oneshot::Receiver<()> {
         let (sender, slot) = oneshot::channel();
-        if let Some(Entry { phase: Phase::LockedAhead, position, .. }) = self.jobs.get(&job) {
-            self.ahead.insert(*position, Some(sender));
+        if let Some(entry) = self.jobs.get_mut(&job).filter(|entry| Phase::AHEAD.contains(&entry.phase)) {
+            entry.slot = Some(sender);
         }
         slot
     }
 
     /// Gives free slots to the first jobs that are locked ahead. Until the start of the first is answered, the others wait behind it.
     pub(super) fn give_slots(&mut self) {
-        while let Some(((_, _, job), slot)) = self.ahead.first_key_value()
-            && slot.is_some()
+        while let Some((_, _, job)) = self.ahead.first().copied()
             && self.free() > 0
+            && let Some(slot) = self.jobs.get_mut(&job).and_then(|entry| entry.slot.take())
         {
-            let (job, slot) = (*job, self.ahead.pop_first().and_then(|(_, slot)| slot));
             self.set(job, Phase::Running);
             // The task of the job may have stopped waiting. It then reads the phase.
-            let _ = slot.map(|slot| slot.send(()));
+            let _ = slot.send(());
         }
     }
 
     /// Recalls all jobs that are locked ahead, also those whose start is on its way.
     pub(super) fn recall(&mut self) {
-        while let Some(((_, _, job), _)) = self.ahead.pop_first() {
+        let ahead: Vec<JobId> = self.jobs(|phase| Phase::AHEAD.contains(&phase)).collect();
+        for job in ahead {
             self.set(job, Phase::Recalled);
         }
     }

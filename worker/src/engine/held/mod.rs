@@ -1,9 +1,10 @@
 //! The jobs that a session holds: one map, with the phase of each job, behind one mutex.
 //!
 //! ```text
-//! Limited ─▶ Queued ─┬─▶ Starting ─────────────────────────┬─▶ Running ─▶ Ended ─▶ Recorded ─▶ removed
-//!                    └─▶ LockedAhead ─┬─ a slot is free ───┘
-//!                                     └─▶ Recalled ─▶ Ended ─▶ Unlocked ─▶ removed, and returned to the recruiter
+//! Limited ─┬─▶ Queued ─┬─▶ Starting ───────────────────────┬─▶ Running ─▶ Ended ─▶ Recorded ─▶ removed
+//!          │           └─▶ LockedAhead ─┬─ a slot is free ─┘
+//!          │                 ▲          └─▶ Recalled ─▶ Ended ─▶ Unlocked ─▶ removed, and returned to the recruiter
+//!          └─▶ LimitedAhead ─┴─ without permits in time ─▶ Recalled
 //! ```
 //!
 //! A slot is reserved before a job is locked, unless the job is locked ahead. The slot is free for another job as soon as the first has been
@@ -66,6 +67,8 @@ enum Phase {
     Starting,
     /// The job gets a slot later: its start is on its way, or is answered and the job waits.
     LockedAhead,
+    /// The same, but first it needs the permits of another job.
+    LimitedAhead,
     /// The job was locked ahead and is not run: it is being released.
     Recalled,
     /// The job was locked ahead and is released. In the recruiter's view the worker still holds it.
@@ -82,6 +85,10 @@ impl Phase {
     const COUNT: usize = Self::Recorded as usize + 1;
     /// A job in these waits for its start.
     const QUEUED: [Self; 2] = [Self::Limited, Self::Queued];
+    /// A job in these waits for the permits of another job.
+    const WAITS_FOR_PERMITS: [Self; 2] = [Self::Limited, Self::LimitedAhead];
+    /// A job in these is locked ahead.
+    const AHEAD: [Self; 2] = [Self::LockedAhead, Self::LimitedAhead];
     /// A job in these uses a slot.
     const IN_SLOTS: [Self; 2] = [Self::Starting, Self::Running];
     /// A job in these neither uses a slot nor waits for one.
@@ -104,12 +111,12 @@ impl Phase {
 
     /// Whether the job is assigned, and the worker has not run it.
     fn is_prefetched(self) -> bool {
-        Self::QUEUED.contains(&self) || matches!(self, Self::Starting | Self::LockedAhead | Self::Recalled)
+        Self::QUEUED.contains(&self) || Self::AHEAD.contains(&self) || matches!(self, Self::Starting | Self::Recalled)
     }
 
     /// Whether a request can still cancel the job.
     fn is_cancellable(self) -> bool {
-        matches!(self, Self::Starting | Self::LockedAhead | Self::Recalled | Self::Running)
+        Self::AHEAD.contains(&self) || matches!(self, Self::Starting | Self::Recalled | Self::Running)
     }
 
     /// Whether the job needs its permits: until it has returned; in a line, until its end is recorded.

@@ -71,7 +71,12 @@ impl Pace {
 
     /// How many jobs end within this time.
     fn rate_within(&self, time: Duration) -> u32 {
-        let ends = self.rate.per_second() * time.as_secs_f64();
+        self.ends_within(time, self.rate.per_second())
+    }
+
+    /// How many jobs end within this time if so many end per second, once a job has ended.
+    fn ends_within(&self, time: Duration, per_second: f64) -> u32 {
+        let ends = per_second * time.as_secs_f64();
         if self.is_stalled || ends < 1.0 {
             return 0;
         }
@@ -82,8 +87,16 @@ impl Pace {
 
     /// How many jobs are locked ahead: as many as end while the answer of a start is awaited, with a reserve.
     pub(super) fn to_lock_ahead(&self) -> u32 {
-        let during = (self.start_took * STARTS).clamp(SHORTEST_LOCK, LONGEST_LOCK);
-        self.rate_within(during).min(MOST_LOCKED).min(self.most_of_this_size())
+        self.rate_within(self.during_starts()).min(MOST_LOCKED).min(self.most_of_this_size())
+    }
+
+    /// The same, of jobs of a kind of which so many end per second.
+    pub(super) fn to_lock_of(&self, per_second: f64) -> u32 {
+        self.ends_within(self.during_starts(), per_second)
+    }
+
+    fn during_starts(&self) -> Duration {
+        (self.start_took * STARTS).clamp(SHORTEST_LOCK, LONGEST_LOCK)
     }
 
     /// How long a job waits until it is returned.
@@ -128,7 +141,7 @@ impl Pace {
     }
 }
 
-fn smoothed_time(mean: Duration, value: Duration) -> Duration {
+pub(super) fn smoothed_time(mean: Duration, value: Duration) -> Duration {
     if mean.is_zero() { value } else { mean - mean / SMOOTHING + value / SMOOTHING }
 }
 

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant as Monotonic};
 
-use super::startable::PermitLane;
+use super::{pace::smoothed_time, startable::PermitLane};
 
 /// How long permits that no job needs are kept: about the time of a report and its answer.
 const KEPT_FOR: Duration = Duration::from_millis(5);
@@ -20,6 +20,33 @@ const KEPT_FOR: Duration = Duration::from_millis(5);
 pub(super) struct Permits {
     pub(super) lane: PermitLane,
     pub(super) names: Vec<String>,
+    /// Since when a job runs with them.
+    running_since: Option<Monotonic>,
+    /// How long jobs have run with them; zero until the first has.
+    took: Duration,
+}
+
+impl Permits {
+    pub(super) fn new(lane: PermitLane, names: Vec<String>) -> Self {
+        Self { lane, names, running_since: None, took: Duration::ZERO }
+    }
+
+    /// A job that has them runs.
+    pub(super) fn note_running(&mut self) {
+        self.running_since = Some(Monotonic::now());
+    }
+
+    /// The job that has them has returned.
+    pub(super) fn note_returned(&mut self) {
+        self.took = self.running_since.take().map_or(self.took, |since| smoothed_time(self.took, since.elapsed()));
+    }
+
+    /// How many jobs per second can run with them, one after the other: none until the first has returned. A job that runs for longer than
+    /// those before it counts with the time so far.
+    pub(super) fn per_second(&self) -> f64 {
+        let so_far = self.running_since.map_or(Duration::ZERO, |since| since.elapsed());
+        if self.took.is_zero() { 0.0 } else { self.took.max(so_far).as_secs_f64().recip() }
+    }
 }
 
 /// The permits that no job uses, and since when. They are few.
@@ -43,5 +70,22 @@ impl FreePermits {
     /// When the first of them must be returned.
     pub(super) fn return_at(&self) -> Option<Monotonic> {
         self.0.first().map(|(_, since)| *since + KEPT_FOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_runs_for_long_makes_its_permits_slow_before_it_returns() {
+        let mut permits = Permits::new(("group".to_owned(), None), vec!["a#0".to_owned()]);
+        let ran = |permits: &mut Permits, ms: u64| permits.running_since = Monotonic::now().checked_sub(Duration::from_millis(ms));
+        ran(&mut permits, 10);
+        assert!(permits.per_second() < f64::EPSILON, "nothing is known yet");
+        permits.note_returned();
+        assert!((1.0..=100.0).contains(&permits.per_second()), "{permits:?}");
+        ran(&mut permits, 5_000);
+        assert!(permits.per_second() < 0.3, "{permits:?}");
     }
 }

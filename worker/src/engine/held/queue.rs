@@ -1,7 +1,8 @@
 //! The queue of jobs to start, in their order.
 //!
 //! Every assigned job goes through this queue, also one for a free slot: the next start takes it out at once. The other queued jobs are the
-//! jobs *ahead*. A limited job that was assigned ahead waits for the permits of another job before it enters the queue.
+//! jobs *ahead*. A limited job that was assigned ahead waits for the permits of another job before it enters the queue, unless it is locked
+//! ahead of them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -56,6 +57,29 @@ impl Queue {
         queued.job.take_permits(&permits.names);
         self.ready.insert(position, queued);
         Some(position.2)
+    }
+
+    /// The place of the first job that waits for permits of this lane.
+    pub(super) fn first_of(&self, lane: &PermitLane) -> Option<Position> {
+        self.limited.get(lane)?.first_key_value().map(|(position, _)| *position)
+    }
+
+    /// Removes the first job that waits for permits of this lane, if it may be locked ahead. It is started under these permits, and gets them
+    /// later.
+    pub(super) fn pop_of(&mut self, lane: &PermitLane, names: &[String]) -> Option<Startable> {
+        let of_lane = self.limited.get_mut(lane)?;
+        let mut job = of_lane.first_entry().filter(|first| first.get().job.may_be_locked_ahead())?.remove().job;
+        if of_lane.is_empty() {
+            self.limited.remove(lane);
+        }
+        self.bytes = self.bytes.saturating_sub(job.bytes());
+        job.take_permits(names);
+        Some(job)
+    }
+
+    /// The place of the first job that can start.
+    pub(super) fn first(&self) -> Option<Position> {
+        self.ready.first_key_value().map(|(position, _)| *position)
     }
 
     /// Removes the first job that can start, if it is like this.

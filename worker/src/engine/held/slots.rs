@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant as Monotonic};
 use recruiter_common::ids::JobId;
 use tokio::sync::oneshot;
 
-use super::{Held, Phase};
+use super::{Held, Phase, known::Known};
 use crate::cancellation::{Cancel, Cancellation};
 
 impl Held {
@@ -18,7 +18,7 @@ impl Held {
             return Default::default();
         };
         let cancel = cancel.clone();
-        if !matches!(phase, Phase::LockedAhead | Phase::Recalled) {
+        if !Phase::AHEAD.contains(&phase) && phase != Phase::Recalled {
             known.set(job, Phase::Running);
             return (cancel, None);
         }
@@ -32,17 +32,24 @@ impl Held {
         let mut known = self.known.lock();
         let has_slot = known.get(job).is_some_and(|(phase, _)| Phase::IN_SLOTS.contains(&phase));
         if !has_slot {
-            known.set(job, Phase::Recalled);
-            known.give_slots();
+            self.leave_slot(&mut known, job, Phase::Recalled);
         }
         has_slot
     }
 
     /// Notes that a started job is not executed: its slot is free for another job.
     pub(crate) fn note_not_executed(&self, job: JobId) {
-        let mut known = self.known.lock();
-        known.set(job, Phase::Ended);
+        self.leave_slot(&mut self.known.lock(), job, Phase::Ended);
+    }
+
+    /// Moves a job that is not executed into a phase in which it needs no slot and no permits.
+    fn leave_slot(&self, known: &mut Known, job: JobId, phase: Phase) {
+        let has_permits = known.has_permits(job);
+        known.set(job, phase);
         known.give_slots();
+        if has_permits {
+            self.has_ended.notify_one();
+        }
     }
 
     /// Notes that a job that was locked ahead is released.
@@ -139,10 +146,7 @@ mod tests {
     use bson::doc;
 
     use super::*;
-    use crate::{
-        engine::held::{known::Known, startable::tests::limited},
-        threads::Threads,
-    };
+    use crate::{engine::held::startable::tests::limited, threads::Threads};
 
     impl Held {
         /// Starts as many jobs, in slots that are reserved for them.
@@ -238,7 +242,16 @@ mod tests {
     fn the_indexes_agree_with_the_map() {
         let held = Held::new(2, Threads::default(), Vec::new());
         let [first, second] = held.start_for_tests();
-        let all = [Phase::Starting, Phase::LockedAhead, Phase::Recalled, Phase::Running, Phase::Ended, Phase::Unlocked, Phase::Recorded];
+        let all = [
+            Phase::Starting,
+            Phase::LockedAhead,
+            Phase::LimitedAhead,
+            Phase::Recalled,
+            Phase::Running,
+            Phase::Ended,
+            Phase::Unlocked,
+            Phase::Recorded,
+        ];
         for (before, after) in all.iter().flat_map(|before| all.map(|after| (*before, after))) {
             held.known.lock().set(first, before);
             held.known.lock().set(first, after);

@@ -9,7 +9,7 @@ use recruiter_common::{
     instant::Instant,
     job::{Execution, FinishReason, IfWorkerDies, Job, JobState},
     retry_policy::Decision,
-    store::{Conditions, Permit, Position, Start, ToStart},
+    store::{Conditions, Permit, Position, Start, ToStart, line_of_gate},
 };
 
 use crate::{engine::dependencies::Policy, panics::guarded};
@@ -84,12 +84,21 @@ impl Startable {
         }
     }
 
-    /// Whether it may be locked ahead. A job that others wait for, or that may no longer start later, may not.
+    /// Whether it may be locked ahead. A job that others wait for, or that may no longer start later, may not; nor one that has permits.
     pub(super) fn may_be_locked_ahead(&self) -> bool {
         let Job { attempts, gate, unique, expires_at, bundle, .. } = self.job.as_ref();
-        let is_plain =
-            gate.is_none() && self.permit.is_none() && unique.is_none() && expires_at.is_none() && bundle.is_none() && self.early.is_none();
-        is_plain && *attempts == 0 && matches!(self.if_worker_dies, IfWorkerDies::RetryAfterMs(_))
+        let is_limited_only_by_capacity = || self.waits_for_permits() && !self.is_in_line() && !self.has_interval();
+        let is_plain = unique.is_none() && expires_at.is_none() && bundle.is_none() && self.early.is_none();
+        let may_wait = (gate.is_none() && self.permit.is_none()) || is_limited_only_by_capacity();
+        is_plain && may_wait && *attempts == 0 && matches!(self.if_worker_dies, IfWorkerDies::RetryAfterMs(_))
+    }
+
+    fn is_in_line(&self) -> bool {
+        self.job.gate.as_deref().is_some_and(|gate| line_of_gate(gate).is_some())
+    }
+
+    fn has_interval(&self) -> bool {
+        self.permit.as_ref().is_some_and(|permit| permit.between.is_some())
     }
 
     /// The group and the gate that its permits are for.
@@ -168,9 +177,14 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A job with these fields; granted this permit.
+    /// A job with these fields that runs at most once; granted this permit.
     pub(in crate::engine::held) fn limited(fields: Document, permit: Option<Permit>) -> Startable {
-        Startable { permit, ..startable(fields, Arc::new(DoNotDoItAgain)) }
+        limited_repeatable(fields, permit, Arc::new(DoNotDoItAgain))
+    }
+
+    /// The same, with this policy.
+    pub(in crate::engine::held) fn limited_repeatable(fields: Document, permit: Option<Permit>, policy: Arc<dyn RetryPolicy>) -> Startable {
+        Startable { permit, ..startable(fields, policy) }
     }
 
     pub(in crate::engine::held) fn startable(fields: Document, policy: Arc<dyn RetryPolicy>) -> Startable {

@@ -1,10 +1,10 @@
 //! Jobs that are locked ahead: their start is written before a slot is free.
 //!
 //! Otherwise each slot is idle while the start of its next job is on its way, and each start locks at most as many jobs as there are slots.
-//! A job is locked ahead only if a death of this worker would reschedule it, at its first start, and without a gate, `unique` key, expiry or
-//! items. So a death costs it one attempt at most. The worker locks as many ahead as end while a few starts are answered, so none of long jobs. A job that waits much
-//! longer for its slot than was meant is released, and so is every such job when the worker stops or a pause begins. A release does not
-//! count as an attempt.
+//! A job is locked ahead only if a death of this worker would reschedule it, at its first start, and without a `unique` key, expiry or items.
+//! So a death costs it one attempt at most. A limited job may be locked before it has permits, unless it is in a line or has a rate. The worker
+//! locks as many ahead as end while a few starts are answered, so none of long jobs. A job that waits much longer for its slot than was meant is
+//! released, and so is every such job when the worker stops or a pause begins. A release does not count as an attempt.
 
 use std::{sync::Arc, time::Duration};
 
