@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Interval between two checks of a run.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Maximum number of runs at a time. Most of each run is waiting.
 pub const AT_A_TIME: usize = 12;
 /// Number of retries of a job that may be retried: more than the rescues in a run.

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::LazyLock,
     thread,
     time::Duration,
@@ -13,7 +13,11 @@ use std::{
 use bson::{Bson, Document, doc, oid::ObjectId};
 use futures_util::TryStreamExt as _;
 use mongodb::{Client, Collection, Database, options::ClientOptions};
-use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::{
+    resource::{Resource, getrlimit},
+    statvfs::statvfs,
+};
+use procfs::{Current as _, Meminfo};
 use recruiter_common::ConnectArgs;
 use recruiter_dev::embedded::{self, EmbeddedMongo, Options};
 use tokio::sync::OnceCell;
@@ -33,6 +37,10 @@ pub const PASSWORD: &str = "never-to-be-logged";
 const CLOSE_DROPPED: [&str; 4] = ["--setParameter", "minSnapshotHistoryWindowInSeconds=1", "--syncdelay", "3"];
 /// `tests/run` has the same number.
 const FEW_FILES: u64 = 4_096;
+/// A file system in memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Bytes that are free in memory when the tests may keep their databases there, several times what they need at a time.
+const PLENTY: u64 = 12 << 30;
 const PREFIX: &str = "rec_test_";
 /// A test database older than this is a leftover of a crashed run, because no test takes so long.
 const LEFTOVER_AFTER: Duration = Duration::from_secs(3600);
@@ -50,9 +58,17 @@ pub fn mongod() -> PathBuf {
     FOUND.clone()
 }
 
-/// Options of a mongod with test commands, whose data directory is deleted when it ends.
+/// Options of a mongod with test commands, whose data directory is deleted when it ends. It is in memory if there is plenty: a disk that has
+/// to confirm each write is the slowest part of many tests, and no test ends the machine.
 pub fn temporary() -> Options {
-    Options { test_commands: true, ..Options::temporary(mongod()).expect("the temporary directory is writable") }
+    static IN_MEMORY: LazyLock<Option<&Path>> = LazyLock::new(|| {
+        let free = Meminfo::current().ok()?.mem_available?;
+        let shared = statvfs(SHARED_MEMORY).ok()?;
+        let room = shared.blocks_available() * shared.fragment_size();
+        (free.min(room) >= PLENTY).then_some(Path::new(SHARED_MEMORY))
+    });
+    let parent = IN_MEMORY.map_or_else(env::temp_dir, Path::to_owned);
+    Options { test_commands: true, ..Options::temporary_in(&parent, mongod()).expect("the directory is writable") }
 }
 
 /// A separate mongod for a test that kills, freezes or restarts it, or that needs fail points of its own.

@@ -1,9 +1,9 @@
 //! Starts, initiates and stops one mongod.
 
 use std::{
-    fs, io,
+    env, fs, io,
     net::{Ipv4Addr, TcpListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
@@ -68,8 +68,13 @@ impl Options {
 
     /// The same in a new temporary directory, which is deleted when the mongod ends.
     pub fn temporary(mongod: impl Into<PathBuf>) -> Result<Self, EmbeddedError> {
-        let made = tempfile::Builder::new().prefix("recruiter-mongod-").tempdir();
-        let dir = made.map_err(|source| EmbeddedError::DataDir { path: std::env::temp_dir(), source })?;
+        Self::temporary_in(&env::temp_dir(), mongod)
+    }
+
+    /// The same in a new directory within this one.
+    pub fn temporary_in(parent: &Path, mongod: impl Into<PathBuf>) -> Result<Self, EmbeddedError> {
+        let made = tempfile::Builder::new().prefix("recruiter-mongod-").tempdir_in(parent);
+        let dir = made.map_err(|source| EmbeddedError::DataDir { path: parent.to_owned(), source })?;
         Ok(Self { temporary: true, ..Self::new(mongod, dir.keep()) })
     }
 
