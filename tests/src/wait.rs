@@ -1,6 +1,7 @@
 //! Waits for a condition, with a deadline and a description for the report.
 
 use std::{
+    ops::RangeInclusive,
     panic::Location,
     pin::pin,
     sync::{
@@ -13,13 +14,13 @@ use std::{
 };
 
 use recruiter_common::shutdown::pause;
-use tokio::time::{interval, timeout};
+use tokio::time::timeout;
 
 /// The deadline of what must happen in the end. It is reached only if it never happens: a promise of a shorter time is measured by
 /// [`best_of_three`].
 pub const SOON: Duration = Duration::from_secs(300);
-/// How often a condition is checked.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The pauses between two checks of a condition.
+const PAUSES: RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_millis(200);
 
 /// Waits until `condition` is true; panics with `what` at the deadline.
 #[track_caller]
@@ -116,12 +117,13 @@ impl Stopwatch {
     }
 }
 
+/// Looks until there is something. The pauses grow with the time: many tests wait at a time, and each look needs the machine that they share.
 async fn repeat<T>(look: &mut impl AsyncFnMut() -> Option<T>) -> T {
-    let mut ticks = interval(LOOK_EVERY);
+    let begin = Instant::now();
     loop {
-        ticks.tick().await;
         if let Some(found) = look().await {
             return found;
         }
+        pause((begin.elapsed() / 8).clamp(*PAUSES.start(), *PAUSES.end())).await;
     }
 }

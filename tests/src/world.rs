@@ -65,7 +65,7 @@ impl Role {
 /// How long a frozen process stays frozen: longer than it takes to declare it dead and to take over its lease.
 pub const FROZEN_FOR: Duration = Duration::from_millis(3_000);
 /// Interval between two checks of the supervisor.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Log messages of a worker that leaves work to the cleaner: a thread of a job did not end, MongoDB did not delete its
 /// document, or it had been declared dead before.
 const EXCUSES: [&str; 3] = ["not everything ended in time", "could not leave the roster", "declared dead"];
@@ -507,7 +507,7 @@ impl World {
         let end = Instant::now() + SOON;
         while !condition().await {
             assert!(Instant::now() < end, "waited in vain: {what}\n{}", self.logs());
-            pause(Duration::from_millis(20)).await;
+            pause(LOOK_EVERY).await;
         }
     }
 
