@@ -139,7 +139,9 @@ async fn large_jobs_come_through_a_slow_line() {
     let first = small().await;
     wait_until(SOON, "the line works", async || archived(doc! { "_id": first }).await == 1).await;
     let pad = "x".repeat(3_900_000);
-    store.enqueue_many((0..LARGE).map(|_| NewJob::of_class("noop", doc! { "pad": &pad }))).await.unwrap();
+    for _ in 0..LARGE {
+        NewJob::of_class("noop", doc! { "pad": &pad }).enqueue(&store).await.unwrap();
+    }
     database.until("roster", doc! { "available": false }, 1, "their worker reads them").await;
     let beside = small().await;
     wait_until(SOON, "the small job is done", async || archived(doc! { "_id": beside }).await == 1).await;
