@@ -44,7 +44,7 @@ const NOT_FORCED: &[(&str, &[&str])] = &[
     ),
     ("no metrics are served", &["sample_group"]),
     ("no process lacks a right", &["ask_for_schema", "forget_asked"]),
-    ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "not_kept", "delete_if_claimed", "prune_covered"]),
+    ("the cycle has no jobs of which nothing is kept", &["count_not_kept", "delete_if_claimed", "prune_covered"]),
     ("the cycle has no unique jobs and no expiry", &["holders_of", "release_orphaned_successors", "release_successors", "expired_jobs"]),
     ("the cycle has no class defaults and no overlaps", &["class_defaults", "declare_class", "running_without_permit", "unfinished_among"]),
     ("the cycle has no consumers and no transactions of workables", &["note_consumer_problem", "record_transaction_session"]),
@@ -97,18 +97,12 @@ fn operations() -> BTreeSet<String> {
         .concat();
     let store = of_the_store();
     let functions: Vec<(&str, &str)> = store.split(" fn ").skip(1).filter_map(|function| function.split_once(['(', '<'])).collect();
-    let mut called: BTreeSet<&str> =
-        functions.iter().map(|(name, _)| *name).filter(|name| programs.contains(&format!(".{name}("))).collect();
-    loop {
-        let bodies = functions.iter().filter(|(name, _)| called.contains(name)).map(|(_, body)| *body);
-        let more: Vec<&str> = bodies
-            .flat_map(|body| functions.iter().map(|(name, _)| *name).filter(move |name| body.contains(&format!("{name}("))))
-            .filter(|name| !called.contains(name))
-            .collect();
-        if more.is_empty() {
-            break;
-        }
-        called.extend(more);
+    let mut called: BTreeSet<&str> = BTreeSet::new();
+    let mut new: BTreeSet<&str> = calls(&programs).filter(|(before, _)| before.ends_with('.')).map(|(_, name)| name).collect();
+    while !new.is_empty() {
+        called.extend(&new);
+        let bodies = functions.iter().filter(|(name, _)| new.contains(name)).map(|(_, body)| *body);
+        new = bodies.flat_map(calls).map(|(_, name)| name).filter(|name| !called.contains(name)).collect();
     }
     let text: String = functions.iter().filter(|(name, _)| called.contains(name)).flat_map(|(_, body)| body.split_whitespace()).collect();
     let is_operation = |before: &str, name: &str| {
@@ -117,6 +111,12 @@ fn operations() -> BTreeSet<String> {
     };
     let words = text.match_indices("(\"").filter_map(|(at, mark)| Some((&text[..at], text[at + mark.len()..].split_once("\",")?.0)));
     words.filter(|(before, name)| is_operation(before, name)).map(|(_, name)| name.to_owned()).collect()
+}
+
+/// The names of functions that are called in this text, each with the text before it.
+fn calls(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+    text.match_indices('(').map(move |(at, _)| text[..at].split_at(text[..at].trim_end_matches(is_part).len()))
 }
 
 /// The text of the files that have operations of the store: what sends commands, and what names the index of each.
@@ -215,4 +215,23 @@ impl Coverage {
 /// Who asks for what of which collection: steps that agree in it are struck in the same ways in the gate.
 pub fn kind((role, step): &Step) -> usize {
     *role as usize + step.split(' ').take(2).map(str::len).sum::<usize>()
+}
+
+/// Whether the step changes documents.
+pub fn writes((_, step): &Step) -> bool {
+    ["insert", "update", "delete", "findAndModify", "commitTransaction"].contains(&step.split(' ').next().unwrap_or_default())
+}
+
+/// The suites that strike every step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// A process aborts or freezes at it.
+    CrashPoints,
+    /// Its outcome is unknown.
+    UnknownOutcomes,
+}
+
+/// Whether a suite strikes this step. In the gate, what only reads is struck by one of the suites.
+pub fn strikes(suite: Suite, step: &Step) -> bool {
+    crate::full_length() || writes(step) || kind(step) / 4 % 2 == suite as usize
 }

@@ -30,8 +30,8 @@ use crate::{
 
 /// Interval between two checks of a run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Maximum number of runs at a time. Most of each run is waiting.
-pub const AT_A_TIME: usize = 12;
+/// Maximum number of runs at a time, each with four processes. Twelve saturate two cores, so that leases end and retries make more work.
+pub const AT_A_TIME: usize = 6;
 /// Number of retries of a job that may be retried: more than the rescues in a run.
 const AGAIN: u32 = 12;
 

@@ -494,9 +494,20 @@ impl World {
         }
     }
 
-    /// Supervises the processes until every acknowledged job is archived.
-    pub async fn until_quiet(&mut self, deadline: Duration) -> bool {
-        self.until(deadline, async |world| world.unfinished().await == 0).await
+    /// Supervises the processes until every acknowledged job is archived. Returns false when no job has ended for `patience`.
+    pub async fn until_quiet(&mut self, patience: Duration) -> bool {
+        let mut left = usize::MAX;
+        while left > 0 {
+            let before = left;
+            let has_ended = async |world: &World| {
+                left = world.unfinished().await;
+                left < before
+            };
+            if !self.until(patience, has_ended).await {
+                return false;
+            }
+        }
+        true
     }
 
     /// Waits for a condition, until [`SOON`].

@@ -16,7 +16,7 @@ use futures_util::{StreamExt, stream};
 use recruiter_common::shutdown::pause;
 use recruiter_dev::embedded::EmbeddedMongo;
 use recruiter_tests::{
-    coverage::{self, Coverage, Forced},
+    coverage::{self, Coverage, Forced, Suite},
     cycle::{self, AT_A_TIME, Breaks, Run},
     fail_points::FailPoint,
     faults::{Blow, Fault, Moment},
@@ -55,8 +55,10 @@ async fn a_call_whose_outcome_is_unknown_is_neither_lost_nor_done_twice() {
     .map(|(action, fault)| (action, Row::new(fault)));
     let (calls, forced) = all_calls(&mut rows[0].1).await;
     let mut coverage = Coverage::default();
-    // The gate strikes each call in one of the three ways.
-    let mine = |call: &Call, index: usize| recruiter_tests::full_length() || coverage::kind(&call.made) % 3 == index;
+    // The gate strikes each call in at most one of the three ways.
+    let mine = |Call { made, .. }: &Call, index: usize| {
+        recruiter_tests::full_length() || coverage::strikes(Suite::UnknownOutcomes, made) && coverage::kind(made) % 3 == index
+    };
     for (index, (action, row)) in rows.iter_mut().enumerate() {
         let action = *action;
         let way = format!("{action:?}");
@@ -201,10 +203,9 @@ async fn a_write_that_may_not_last_is_neither_lost_nor_done_twice() {
     let mut row = Row::new("a write is executed and its majority is not confirmed (writeConcernError)");
     let (good_days, forced) = coverage::good_days().await;
     // What a step does, in which collection.
-    let write = |(role, step): &Step| {
-        let words: Vec<&str> = step.split(' ').take(2).collect();
-        let writes = ["insert", "update", "delete", "findAndModify", "commitTransaction"];
-        writes.contains(&words[0]).then(|| (*role, words.join(" ")))
+    let write = |made: &Step| {
+        let words: Vec<&str> = made.1.split(' ').take(2).collect();
+        coverage::writes(made).then(|| (made.0, words.join(" ")))
     };
     let forced: Forced = forced.into_iter().map(|(name, steps)| (name, steps.iter().filter_map(write).collect())).collect();
     let writes: BTreeSet<Step> = good_days.iter().flat_map(|run| run.steps.keys()).filter_map(write).collect();

@@ -131,7 +131,7 @@ async fn new_settings_interrupt_no_job_and_wrong_ones_are_not_used() {
     worker.signal(Signal::SIGHUP);
     manager.hears("STATUS=the new settings are wrong and not used", 1).await;
     assert!(manager.heard.contains(&"RELOADING=1".into()) && manager.heard.contains(&"READY=1".into()), "{:?}", manager.heard);
-    assert!(worker.stderr().contains("workables.toml:2:1: unknown key `comand`"), "{}", worker.stderr());
+    wait_until(SOON, "the worker says what is wrong", async || worker.stderr().contains("workables.toml:2:1: unknown key `comand`")).await;
     assert_eq!(database.count("roster", doc! { "capacity": 1 }).await, 1);
 
     write(2, &["new", "both"]);
